@@ -64,7 +64,7 @@ names = torch.hub.list(**hub)
 texts = {name: torch.hub.help(hub["github"], name, trust_repo=True, skip_validation=True)
          for name in names}
 predictor = torch.hub.load(
-    hub["github"], "predictor", sys.argv[1], fuse=False, precision="fp32",
+    hub["github"], "predictor", sys.argv[1], runtime="unfused", precision="fp32",
     trust_repo=True, skip_validation=True)
 assert not any(Path(path, "ffn").is_dir() for path in sys.path)
 prediction = predictor(sys.argv[2], frames=4)
@@ -109,7 +109,7 @@ def test_without_an_installed_ffn(found: dict[str, Any], video: Path) -> None:
         summary, _, rest = found["texts"][name].partition("\n")
         assert len(summary) > 20, name
         assert "num_classes: K" in rest
-    expected = ffn.Predictor(WEIGHTS, fuse=False, precision="fp32")(video, frames=4).top(2)
+    expected = ffn.Predictor(WEIGHTS, runtime="unfused", precision="fp32")(video, frames=4).top(2)
     for (label, probability), (other, near) in zip(found["top"], expected, strict=True):
         assert (label, probability) == (other, pytest.approx(near, abs=1e-5))
 

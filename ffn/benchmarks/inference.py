@@ -19,7 +19,7 @@ from ffn.benchmarks.timing import (
 from ffn.core import FrameFlexible
 from ffn.devices import has_bf16
 from ffn.export import InferenceRunner
-from ffn.export.runtimes import RUNTIMES, takes_any_frames, unavailable
+from ffn.export.runtimes import available, takes_any_frames
 
 REFERENCE = "as trained"
 
@@ -56,9 +56,9 @@ def compare_inference(
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
     """The forms that run on a device: name -> arguments of ``ffn.export.InferenceRunner``."""
-    found = {REFERENCE: {"precision": "fp32", "fused": False}}
-    for runtime in RUNTIMES:
-        if unavailable(runtime, device.type) or (runtime == "compile" and not compiled):
+    found = {REFERENCE: {"runtime": "unfused", "precision": "fp32"}}
+    for runtime in available(device.type):
+        if runtime == "compile" and not compiled:
             continue
         found[runtime] = {"runtime": runtime, "precision": "fp32"}
         if runtime != "onnxruntime" and (device.type == "cuda" or has_bf16()):

@@ -103,7 +103,7 @@ ManyWeights = Annotated[
 Device = Annotated[
     str | None, Parameter(help="cpu, cuda, cuda:1, …; default: cuda if there is one.")
 ]
-Runtime = Literal["torch", "compile", "onnxruntime", "openvino", "auto"]
+Runtime = Literal["torch", "compile", "onnxruntime", "openvino", "unfused", "auto"]
 Overwrite = Annotated[bool, Parameter(help="Replace files that exist.")]
 Imports = Annotated[
     list[str] | None,
@@ -118,17 +118,16 @@ class Network:
 
     Attributes:
         device: cpu, cuda, cuda:1, …; default: cuda if there is one.
-        runtime: What runs it; auto: the fastest that is installed, measured once.
+        runtime: What runs it; unfused: torch, as it was trained; auto: the fastest that is
+            installed, measured once.
         precision: auto: bf16 on CPUs where it is measured to be faster, else fp32; half precision
             on CUDA.
-        no_fuse: Run the network as it was trained.
         pattern: File names in a folder of frames, e.g. img_{:05d}.jpg; default: as in training.
     """
 
     device: str | None = None
     runtime: Runtime = "torch"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    no_fuse: bool = False
     pattern: str | None = None
 
     def build_predictor(
@@ -152,7 +151,6 @@ class Network:
             device=find_device(self.device) if device is None else device,
             runtime=self.runtime,
             precision=self.precision,
-            fuse=not self.no_fuse,
             pattern=self.pattern,
             early_exit=early_exit,
         )

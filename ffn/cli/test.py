@@ -48,8 +48,7 @@ class Options:
             nearest sub-network; default: as stored with the weights. If this changes a network, its
             name in the results starts with interpolated/ or nearest/.
         precision: Of the forward pass; auto: the fastest one on this device, in one process.
-        runtime: What runs the network.
-        no_fuse: Run the network as it was trained.
+        runtime: What runs the network; unfused: torch, as it was trained.
         no_latency: Do not measure latency.
         ensemble: Also average the probabilities of all networks, as one more network `ensemble`.
         save_predictions: Also write the answer for every video as CSV, and logits as safetensors.
@@ -65,7 +64,6 @@ class Options:
     interpolate: Annotated[bool | None, Parameter(negative="--no-interpolate")] = None
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
     runtime: Runtime = "torch"
-    no_fuse: bool = False
     no_latency: bool = False
     ensemble: bool = False
     save_predictions: bool = False
@@ -187,7 +185,6 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
         name=f"{'shuffled/' * options.shuffle_frames}{name}",
         trained_frames=_trained_frames(record.config),
         precision=options.precision,
-        fused=not options.no_fuse,
         runtime=options.runtime,
         latency=not options.no_latency,
         keep_logits=options.save_predictions or options.ensemble or options.details,

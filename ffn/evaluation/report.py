@@ -244,7 +244,8 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 
 def timing(sweep: Sweep) -> str:
     """How latencies were measured, e.g. "torch, bf16, on NVIDIA H200"."""
-    how = sweep.measured.get("runtime", "torch") if sweep.measured.get("fused") else "as trained"
+    was_fused = sweep.measured.get("fused", True)  # false in older files
+    how = sweep.measured.get("runtime", "torch") if was_fused else "unfused"
     return f"{how}, {sweep.measured['precision']}, on {sweep.measured['device']}"
 
 

@@ -74,7 +74,7 @@ def measure(
     progress: bool = False,
 ) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     """As :func:`evaluate`; also returns the reason of each video that cannot be decoded."""
-    run = InferenceRunner(model, precision=precision, fused=False)
+    run = InferenceRunner(model, runtime="unfused", precision=precision)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     measures = {
         frames: {
@@ -93,8 +93,7 @@ def sweep(
     name: str = "model",
     trained_frames: Iterable[int] | None = None,
     precision: str = "fp32",
-    fused: bool = False,
-    runtime: str = "torch",
+    runtime: str = "unfused",
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -112,8 +111,7 @@ def sweep(
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
         precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device.
-        fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
-        runtime: what runs the fused networks, see :class:`ffn.export.InferenceRunner`.
+        runtime: what runs the network, see :class:`ffn.export.InferenceRunner`.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
@@ -134,11 +132,11 @@ def sweep(
         trained_frames = model.ranges
     if trained_frames is not None:
         trained_frames = all_trained_frames(trained_frames)
-    run = InferenceRunner(model, runtime=runtime, precision=precision, fused=fused)
+    run = InferenceRunner(model, runtime=runtime, precision=precision)
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        measured = _measured(model, run) | {"fused": fused, "runtime": run.runtime}
+        measured = _measured(model, run) | {"runtime": run.runtime}
         cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, dtype_of
-from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
+from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, onnx, pt2
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.int8 import Calibration, Int8Report, quantize
-from ffn.export.onnx_format import onnx
 from ffn.files import atomic_write, refuse_existing, write_text
 
 # A few pixels of resized frames are rounded differently by other runtimes.
@@ -152,20 +151,22 @@ def deploy(
     frames: int,
     write: Format,
     *,
-    size: int | tuple[int, int] | None,
-    preprocess: bool,
-    probabilities: bool,
-    dynamic_frames: bool,
+    fold: bool = True,
+    size: int | tuple[int, int] | None = None,
+    preprocess: bool = False,
+    probabilities: bool = False,
+    dynamic_frames: bool = False,
     record: Mapping[str, Any] | None = None,
-    fused: bool = True,
 ) -> DeployedNetwork:
     """The network that a file will contain; arguments and errors as :func:`export`.
 
     Args:
         write: the format of the file.
-        fused: see :func:`fuse`; otherwise, the model is a frame-flexible network.
+        fold: fold norms and weight alterations; otherwise, the model is a frame-flexible network.
     """
-    record = _record_of(model) if record is None else record
+    if record is None:  # that of ffn.load, if it made the network
+        known = getattr(model, "record", None)
+        record = known.to_dict() if known else {}
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
     is_flexible = isinstance(model, FrameFlexible)
     if is_flexible and model.frame_dim != 2:
@@ -175,7 +176,7 @@ def deploy(
             "clip, and export that module"
         )
     active = model.select(frames) if is_flexible else None
-    if fused:
+    if fold:
         first = next(model.parameters(), torch.empty(0))
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         example = example.to(first.device, dtype_of(model))
@@ -195,6 +196,7 @@ def deploy(
         probabilities=probabilities,
         any_frames=dynamic_frames,
     ).eval()
+    deployed.fold_norms = fold
     _check_classes(deployed, record)
     return deployed
 
@@ -225,12 +227,6 @@ def _write_int8(
     with atomic_write(path) as file:
         file.write(model.SerializeToString())
     return replace(report, path=path, int8=int8)
-
-
-def _record_of(model: nn.Module) -> Mapping[str, Any]:
-    """The record that ``ffn.load`` put on a network; empty without one."""
-    record = getattr(model, "record", None)
-    return {} if record is None else record.to_dict()
 
 
 def _check_classes(network: DeployedNetwork, record: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import find_format, suffix_of
-from ffn.export.onnx_format import share_tensors
+from ffn.export.formats import find_format, require, suffix_of
 from ffn.files import refuse_existing, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
+SMALLEST = 1024  # bytes; smaller tensors are not shared
+ALIGNMENT = 64  # bytes
 
 
 def export_all(
@@ -25,12 +26,8 @@ def export_all(
     folder: str | os.PathLike[str],
     *,
     to: str = "onnx",
-    size: int | tuple[int, int] | None = None,
-    preprocess: bool = False,
-    probabilities: bool = False,
-    dynamic_frames: bool = False,
-    record: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    **options: Any,
 ) -> list[ExportReport]:
     """Export the sub-network of each trained count, with an index, to one folder.
 
@@ -42,8 +39,9 @@ def export_all(
         model: a frame-flexible network.
         folder: may exist.
         to: "torch", "onnx", "aotinductor", or the suffix of a registered format.
-        size, preprocess, probabilities, dynamic_frames, record: see :func:`ffn.export`.
         overwrite: replace existing files.
+        options: ``size``, ``preprocess``, ``probabilities``, ``dynamic_frames`` and ``record`` of
+            :func:`ffn.export`.
 
     Returns:
         A report per trained count.
@@ -60,45 +58,49 @@ def export_all(
     reports = []
     for count, path in paths.items():
         write = find_format(path)
-        network = deploy(
-            model,
-            count,
-            write,
-            size=size,
-            preprocess=preprocess,
-            probabilities=probabilities,
-            dynamic_frames=dynamic_frames,
-            record=record,
-            fused=not shares,  # folded weights differ between counts
-        )
-        network.fold_norms = not shares
+        # Folded weights differ between counts.
+        network = deploy(model, count, write, fold=not shares, **options)
         reports.append(write_checked(network, path, write))
+    index: dict[str, Any] = {}
     if shares:
-        share_tensors(paths.values(), folder / SHARED)
-    _write_index(folder, reports, _answered(model, dynamic_frames))
+        _share_tensors(paths.values(), folder / SHARED)
+        digest = hashlib.sha256((folder / SHARED).read_bytes()).hexdigest()
+        index["shared_weights"] = {"file": SHARED, "sha256": digest}
+    index["files"] = [_answered(model, r.metadata) | r.to_dict() for r in reports]
+    write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return reports
 
 
-def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int, int | None]]:
-    """First and last number of frames that the file of each count takes; None: no last."""
-    trained = model.trained_frames
-    if not dynamic_frames:
-        return {count: (count, count) for count in trained}
-    owners = [nearest(frames, model.ranges) for frames in range(1, trained[-1] + 1)]
-    ends = {count: len(owners) - owners[::-1].index(count) for count in trained[:-1]}
-    return {c: (owners.index(c) + 1, ends.get(c)) for c in trained}
+def _answered(model: FrameFlexible, stated: Mapping[str, Any]) -> dict[str, int | None]:
+    """First and last number of frames that a file takes; None: no last."""
+    count, largest = stated["sub_network"], model.trained_frames[-1]
+    if not stated["any_frames"]:
+        return {"first": count, "last": count}
+    nearest_of = [nearest(frames, model.ranges) for frames in range(1, largest + 1)]
+    answered = [n for n, trained in enumerate(nearest_of, 1) if trained == count]
+    first = max(answered[0], stated["least_frames"])
+    return {"first": first, "last": answered[-1] if count < largest else None}
 
 
-def _write_index(
-    folder: Path, reports: list[ExportReport], answered: Mapping[int, tuple[int, int | None]]
-) -> None:
-    files = []
-    for report in reports:
-        first, last = answered[report.metadata["sub_network"]]
-        first = max(first, report.metadata.get("least_frames", 1))
-        files.append({"first": first, "last": last, **report.to_dict()})
-    index: dict[str, Any] = {"files": files}
-    if (folder / SHARED).exists():
-        digest = hashlib.sha256((folder / SHARED).read_bytes()).hexdigest()
-        index["shared_weights"] = {"file": SHARED, "sha256": digest}
-    write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")
+def _share_tensors(paths: Iterable[Path], shared: Path) -> None:
+    """Move the tensors of ONNX files to one file next to them; equal tensors are stored once."""
+    onnx = require("onnx")
+    places: dict[bytes, int] = {}  # by hash
+    with shared.open("wb") as file:
+        for path in paths:
+            model = onnx.load(path)
+            for tensor in model.graph.initializer:
+                values = onnx.numpy_helper.to_array(tensor).tobytes()
+                if len(values) < SMALLEST:
+                    continue
+                digest = hashlib.sha256(values).digest()
+                if digest not in places:
+                    file.write(b"\0" * (-file.tell() % ALIGNMENT))
+                    places[digest] = file.tell()
+                    file.write(values)
+                tensor.raw_data = values
+                onnx.external_data_helper.set_external_data(
+                    tensor, shared.name, offset=places[digest], length=len(values)
+                )
+                tensor.ClearField("raw_data")
+            path.write_bytes(model.SerializeToString())

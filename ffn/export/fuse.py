@@ -114,7 +114,7 @@ def fuse(
         raise FuseError(
             f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
-            "accepted; run it unfused: ffn.extract, or --no-fuse of a command"
+            "accepted; run it unfused: ffn.extract, or runtime unfused"
         )
     kept = folder.kept()
     network.fusion = FusionReport(frames, folder.folded, kept, difference, largest, active)

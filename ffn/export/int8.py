@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ffn.export.formats import ExportError, Run, require
-from ffn.export.onnx_format import open_session
+from ffn.export.formats import ExportError, Run, open_session, require
 
 if TYPE_CHECKING:
     from onnx import ModelProto

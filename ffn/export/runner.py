@@ -18,7 +18,7 @@ from ffn.core import FrameFlexible
 from ffn.devices import describe_device, has_bf16
 from ffn.export.formats import ExportError, Run
 from ffn.export.fuse import TOLERANCE, FuseError
-from ffn.export.runtimes import PRECISIONS, RUNTIMES, takes_any_frames, unavailable
+from ffn.export.runtimes import PRECISIONS, RUNTIMES, available, check_runtime, takes_any_frames
 from ffn.files import write_text
 from ffn.version import __version__
 
@@ -46,15 +46,14 @@ class InferenceRunner:
     Args:
         model: in eval mode.
         runtime: "torch", "compile" (``torch.compile``; the first clip of every shape takes long),
-            "onnxruntime", "openvino", or "auto": the fastest of those that are installed.
+            "onnxruntime", "openvino", "unfused" (the model as trained in torch, under autocast for
+            a precision other than fp32), or "auto": the fastest that is installed.
         precision: "fp32", "bf16", "fp16" or "auto". On a CPU with fast bf16 operators, "auto" is
             measured; on other CPUs it is fp32; on CUDA bf16, or fp16 on cards without it.
-        fused: False runs the model as trained in torch, under autocast for a precision other than
-            fp32.
         cache: folder of the file with measurements; None: every process measures.
 
     Raises:
-        ValueError: an unknown runtime or precision, or one that this device or ``fused`` excludes.
+        ValueError: an unknown runtime or precision, or one that this device excludes.
         ImportError: the runtime needs an extra that is not installed.
     """
 
@@ -64,11 +63,10 @@ class InferenceRunner:
         *,
         runtime: str = "torch",
         precision: str = "auto",
-        fused: bool = True,
         cache: Path | None = None,
     ) -> None:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.runtime, self.precision, self.fused = runtime, precision, fused
+        self.runtime, self.precision = runtime, precision
         self._model, self._cache = model, cache
         self._time = model.frame_dim if isinstance(model, FrameFlexible) else 2
         self._runs: OrderedDict[tuple, Run] = OrderedDict()
@@ -85,7 +83,7 @@ class InferenceRunner:
         self._run_for(clip)
 
     def __str__(self) -> str:
-        return ", ".join([self.runtime if self.fused else "as trained", self.precision])
+        return f"{self.runtime}, {self.precision}"
 
     def describe(self) -> str:
         """How the network runs where, for files of measurements; after the first call."""
@@ -100,24 +98,21 @@ class InferenceRunner:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; allowed: {", ".join(values)}')
+        if self.runtime == "auto":
+            return
         device = self.device.type
-        if not self.fused and self.runtime != "torch":
-            raise ValueError(
-                f"runtime is {self.runtime}, which runs fused networks; leave out fuse=False "
-                "(--no-fuse), or choose runtime torch"
-            )
-        if self.runtime != "auto" and not self._precisions(self.runtime):
+        check_runtime(self.runtime, device)
+        if not self._precisions(self.runtime):
             raise ValueError(
                 f"precision is {self.precision}, which {self.runtime} does not have on {device}; "
                 "choose fp32, or another runtime"
             )
-        if reason := self.runtime != "auto" and unavailable(self.runtime, device):
-            raise (ImportError if "pip install" in reason else ValueError)(reason)
-        is_half = self.precision in ("bf16", "fp16") and device == "cpu" and not self.fused
-        if is_half and any(isinstance(m, nn.Conv3d) for m in self._model.modules()):
+        is_half = self.precision in ("bf16", "fp16") and device == "cpu"
+        has_3d = any(isinstance(m, nn.Conv3d) for m in self._model.modules())
+        if is_half and has_3d and self.runtime == "unfused":
             raise ValueError(
                 f"precision is {self.precision}, in which torch's 3-D convolutions are wrong on a "
-                "CPU; choose fp32, or fused networks, which keep them in fp32"
+                "CPU; choose fp32, or another runtime, which keeps them in fp32"
             )
 
     def _precisions(self, runtime: str) -> list[str]:
@@ -125,10 +120,12 @@ class InferenceRunner:
         has = {"onnxruntime": ("fp32",), "openvino": ("fp32", "bf16")}.get(runtime, (*PRECISIONS,))
         if self.precision != "auto":
             return [self.precision] * (self.precision in has)
-        if self.device.type == "cuda" and self.fused:
+        if runtime == "unfused":
+            return ["fp32"]
+        if self.device.type == "cuda":
             emulated = {"including_emulation": False}
             return ["bf16" if torch.cuda.is_bf16_supported(**emulated) else "fp16"]
-        is_measured = self.device.type == "cpu" and self.fused and has_bf16()
+        is_measured = self.device.type == "cpu" and has_bf16()
         return [p for p in has if p == "fp32" or (p == "bf16" and is_measured)]
 
     def _run_for(self, clip: Tensor) -> Run:
@@ -143,7 +140,7 @@ class InferenceRunner:
                     self._runs.popitem(last=False)
             self._runs.move_to_end(key)
             run, frames = self._runs[key], clip.shape[self._time]
-            if not self.fused:
+            if self.runtime == "unfused":
                 return run
             if frames not in self._checked:
                 self._checked[frames] = self._is_right(run, clip.clone())
@@ -159,8 +156,6 @@ class InferenceRunner:
         return max(KEPT, KEPT_BYTES // max(size, 1))
 
     def _build(self, runtime: str, precision: str, clip: Tensor) -> Run:
-        if not self.fused:
-            return self._autocast(precision)
         try:
             return RUNTIMES[runtime](self._model, clip.shape[self._time], clip, precision)
         except FuseError as error:
@@ -170,14 +165,6 @@ class InferenceRunner:
     def _as_trained(self, clip: Tensor) -> Tensor:
         with torch.no_grad():
             return self._model(clip).float()
-
-    def _autocast(self, precision: str) -> Run:
-        def run(clip: Tensor) -> Tensor:
-            dtype = PRECISIONS[precision]
-            with torch.autocast(clip.device.type, dtype=dtype, enabled=precision != "fp32"):
-                return self._as_trained(clip)
-
-        return run
 
     def _is_right(self, run: Run, clip: Tensor) -> bool:
         """Whether a built network answers as the one as trained for this length; else warn."""
@@ -197,9 +184,8 @@ class InferenceRunner:
     def _resolve(self, clip: Tensor) -> None:
         """Replace "auto" by the fastest runtime and precision for a clip."""
         device = self.device.type
-        names = [self.runtime] if self.runtime != "auto" else RUNTIMES
-        usable = [name for name in names if not unavailable(name, device)]
-        candidates = [(name, p) for name in usable for p in self._precisions(name)]
+        names = [self.runtime] if self.runtime != "auto" else available(device)
+        candidates = [(name, p) for name in names for p in self._precisions(name)]
         if len(candidates) > 1:
             shape = "x".join(map(str, clip.shape))
             options = "; ".join(" ".join(pair) for pair in candidates)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
-from ffn.export.formats import Run, require
+from ffn.export.formats import Run, open_session, require, to_onnx
 from ffn.export.fuse import fuse
 from ffn.export.kernels import channels_last
-from ffn.export.onnx_format import open_session, to_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -43,6 +42,17 @@ def run_torch(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Ru
         plain = extract(model, model.select(frames)) if is_flexible else copy.deepcopy(model)
         network = _convert(plain.eval(), PRECISIONS[precision])
     return _in_precision(network, precision)
+
+
+def run_unfused(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
+    """The network as trained, under autocast for a precision other than fp32."""
+    dtype = PRECISIONS[precision]
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast(x.device.type, dtype, enabled=precision != "fp32"):
+            return model(x).float()
+
+    return run
 
 
 def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
@@ -111,24 +121,35 @@ RUNTIMES: dict[str, Build] = {
     "compile": run_compiled,
     "onnxruntime": run_onnxruntime,
     "openvino": run_openvino,
+    "unfused": run_unfused,
 }
 _FILES = ("onnxruntime", "openvino")  # runtimes of files, on a CPU
 
 
-def unavailable(runtime: str, device: str) -> str:
-    """Why a runtime cannot run on a type of device here; empty if it can."""
+def check_runtime(runtime: str, device: str) -> None:
+    """Check that a runtime runs on a type of device here.
+
+    Raises:
+        ValueError: it runs on another type of device.
+        ImportError: it needs a package or a compiler that is not installed.
+    """
     if runtime == "compile" and device == "cpu" and not has_compiler():
-        return f"{NO_COMPILER}. Install one, or choose another runtime"
-    if runtime not in _FILES:
-        return ""
-    if device != "cpu":
-        return f"{runtime} runs on the CPU; the network is on {device}"
-    missing = [
-        name for name in ("onnx", "onnxscript", runtime) if not importlib.util.find_spec(name)
-    ]
-    extra = "onnx" if runtime == "onnxruntime" else "openvino"
-    hint = f'which the extra "{extra}" installs: pip install "frame-flexible[{extra}]"'
-    return f"{runtime} needs {', '.join(missing)}, {hint}" if missing else ""
+        raise ImportError(f"{NO_COMPILER}. Install one, or choose another runtime")
+    if runtime in _FILES:
+        if device != "cpu":
+            raise ValueError(f"{runtime} runs on the CPU; the network is on {device}")
+        for name in ("onnx", "onnxscript", runtime):
+            require(name)
+
+
+def available(device: str) -> list[str]:
+    """The runtimes of fused networks that run on a type of device here."""
+    found = []
+    for runtime in RUNTIMES:
+        with suppress(ValueError, ImportError):
+            check_runtime(runtime, device)
+            found.append(runtime)
+    return [runtime for runtime in found if runtime != "unfused"]
 
 
 def takes_any_frames(runtime: str) -> bool:
@@ -162,12 +183,10 @@ def _in_precision(network: Callable[[Tensor], Tensor], precision: str) -> Run:
 
 
 def _convert(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a network in place to another precision, but for the statistics of batch norms."""
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    state = [copy.deepcopy(norm.state_dict()) for norm in norms]
-    network.to(dtype)
-    for norm, values in zip(norms, state, strict=True):
-        norm.float().load_state_dict(values)
+    """Convert a network in place to another precision, but for its batch norms."""
+    for module in network.modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t, recurse=False)
     return channels_last(network)
 
 

@@ -37,12 +37,11 @@ class Predictor:
         name_or_path: Name or path of weights, see :func:`ffn.load`.
         device: Device of the network.
         runtime: What runs the network: "torch"; "compile" (``torch.compile``; the first video of a
-            length may take a minute); "onnxruntime" or "openvino", on a CPU; or "auto", the fastest
-            of those that are installed. It is measured once for a network, a number of frames and a
-            machine; a file in ``FFN_HOME`` keeps it for later processes.
+            length may take a minute); "onnxruntime" or "openvino", on a CPU; "unfused", the network
+            as it was trained; or "auto", the fastest that is installed. It is measured once for a
+            network, a number of frames and a machine; a file in ``FFN_HOME`` keeps it.
         precision: "fp32", "bf16", "fp16", or "auto". On a CPU, "auto" is bf16 if it is
             measured to be faster, as the runtime. On CUDA, "auto" is bf16 or else fp16.
-        fuse: Run fused networks; False for the network as it was trained.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
         early_exit: File of ``ffn early_exit`` for these weights, for ``frames="early_exit"``;
@@ -65,7 +64,6 @@ class Predictor:
         device: str | torch.device = "cpu",
         runtime: str = "torch",
         precision: str = "auto",
-        fuse: bool = True,
         pattern: str | None = None,
         early_exit: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -81,7 +79,7 @@ class Predictor:
             f"class {i}" for i in range(self.record.num_classes)
         )
         self._runner = InferenceRunner(
-            self.model, runtime=runtime, precision=precision, fused=fuse, cache=home()
+            self.model, runtime=runtime, precision=precision, cache=home()
         )
         self._normalize = Normalize(self.preprocessing)
         trained = self.record.trained_frames

@@ -83,7 +83,7 @@ def test_predictions_are_independent_probabilities(
 ) -> None:
     assert main(["predict", str(root / "val_7.mp4"), "--weights", best, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["labels"]
-    predictor = ffn.Predictor(best, fuse=False)
+    predictor = ffn.Predictor(best, runtime="unfused")
     clip = predictor.reader().read(str(root / "val_7.mp4"))
     expected = predictor.predict([clip])[0]
     assert expected.multi_label

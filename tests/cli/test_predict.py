@@ -167,7 +167,6 @@ def test_options_without_effect_and_wrong_values(
         ("LIST --output o.xls", "o.xls"),
         ("LIST --output o.csv --format json", "json"),
         ("LIST", "--output"),
-        ("A --no-fuse --runtime openvino", "openvino"),
         ("A --frames 0", "frames"),
     ):
         words = words.replace("LIST", "list.txt").replace("A", videos[0]).replace("B", videos[1])

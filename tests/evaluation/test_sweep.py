@@ -200,7 +200,7 @@ def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = importlib.import_module("ffn.export.runner")  # ffn.export is the function
     monkeypatch.setattr(runner, "has_bf16", lambda: True)
     monkeypatch.setattr(runner.InferenceRunner, "_fastest", lambda *_: "torch bf16")
-    result = sweep(flexible(), loader(ToyVideos(5)), precision="auto", fused=True)
+    result = sweep(flexible(), loader(ToyVideos(5)), precision="auto", runtime="torch")
     assert result.measured["precision"] == "bf16"
     text = io.StringIO()
     print_table([result], Console(file=text, width=200))
@@ -283,8 +283,7 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")
     assert files[2].read_bytes().startswith(b"\x89PNG")
     written = json.loads(files[1].read_text())["networks"][0]
-    how = {"precision", "fused", "runtime"}
-    assert set(written["measured"]) == {"date", "device", "versions", *how}
+    assert set(written["measured"]) == {"date", "device", "versions", "precision", "runtime"}
     assert written["measured"]["versions"]["torch"] == torch.__version__
 
 

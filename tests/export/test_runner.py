@@ -34,12 +34,14 @@ def model() -> ffn.FrameFlexible:
     "runtime",
     [
         "torch",
+        "unfused",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "openvino")),
     ],
 )
 @torch.inference_mode()
 def test_every_runtime_answers_as_the_network(model: ffn.FrameFlexible, runtime: str) -> None:
-    pytest.importorskip(runtime)
+    if runtime not in ("torch", "unfused"):
+        pytest.importorskip(runtime)
     run = InferenceRunner(model, runtime=runtime, precision="fp32")
     for batch, frames in ((1, 2), (3, 2), (2, 5), (1, 1)):
         clip = torch.randn(batch, 3, frames, 32, 32)
@@ -99,8 +101,8 @@ def test_on_a_gpu(model: ffn.FrameFlexible, runtime: str) -> None:
 def test_half_precision_is_close_and_not_equal(model: ffn.FrameFlexible) -> None:
     clip = torch.randn(1, 3, 8, 32, 32)
     expected = model(clip)
-    for fused in (True, False):
-        logits = InferenceRunner(model, precision="bf16", fused=fused)(clip)
+    for runtime in ("torch", "unfused"):
+        logits = InferenceRunner(model, precision="bf16", runtime=runtime)(clip)
         assert logits.dtype == torch.float32
         assert 1e-5 < (logits - expected).abs().max() / expected.abs().max() < 0.05
 
@@ -115,7 +117,7 @@ def test_3d_convolutions_in_bf16(model: ffn.FrameFlexible) -> None:
     found = InferenceRunner(slowfast, precision="bf16")(clip)
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
     with pytest.raises(ValueError, match="bf16"):
-        InferenceRunner(slowfast, precision="bf16", fused=False)
+        InferenceRunner(slowfast, precision="bf16", runtime="unfused")
 
 
 @torch.inference_mode()
@@ -227,7 +229,6 @@ def test_options_that_exclude_each_other(model: ffn.FrameFlexible) -> None:
     for options in (
         {"precision": "int4"},
         {"runtime": "tvm"},
-        {"runtime": "openvino", "fused": False},
         {"runtime": "onnxruntime", "precision": "bf16"},
     ):
         with pytest.raises(ValueError, match=next(iter(options.values()))):

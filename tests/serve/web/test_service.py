@@ -128,7 +128,7 @@ def test_predictors_that_cannot_be_served(predictor) -> None:
 
 def test_logits_that_are_not_finite_are_refused(upload, tmp_path) -> None:
     damaged = save_network(tmp_path / "damaged.safetensors", spread=float("nan"))
-    with Service({"damaged": Predictor(damaged, fuse=False)}, workers=1) as service:
+    with Service({"damaged": Predictor(damaged, runtime="unfused")}, workers=1) as service:
         status, message = refused(service, upload, Query(frames=(4,), name="video.mp4"))
 
     assert (status, message.split(":")[0]) == (500, "video.mp4")
