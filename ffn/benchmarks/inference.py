@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ffn.benchmarks.timing import (
     Comparison,
@@ -46,12 +46,24 @@ def compare_inference(
         rounds: timed forward passes of each form.
     """
     device = next(model.parameters()).device
-    options = forms(device, compiled=compiled)
     for count in sorted(set(frames)):
         clips = torch.randn(batch_size, 3, count, size, size, device=device)
+        options = forms(device, compiled=compiled)
+        networks = {form: InferenceRunner(model, **given) for form, given in options.items()}
+        calls = {form: partial(run, clips) for form, run in networks.items()}
+        with torch.inference_mode():
+            for call in calls.values():
+                call()  # builds the network
+            peaks = {
+                form: model_bytes(model) + peak_memory(call, device)
+                for form, call in calls.items()
+                if takes_any_frames(networks[form].runtime)  # the others allocate outside torch
+            }
+            seconds = interleave(calls, rounds=rounds, device=device)
         subnet = f"{count} frames on sub-network {model.select(count)}"
         title = f"{name}, {subnet}, batches of {batch_size} at {size} px"
-        yield _compare(title, model, options, clips, rounds)
+        variants = [Variant(form, batch_size, seconds[form], peaks.get(form)) for form in calls]
+        yield compare(title, variants, [(form, REFERENCE) for form in calls if form != REFERENCE])
 
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
@@ -64,29 +76,3 @@ def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
         if runtime != "onnxruntime" and (device.type == "cuda" or has_bf16()):
             found[f"{runtime}, bf16"] = {"runtime": runtime, "precision": "bf16"}
     return found
-
-
-def _compare(
-    title: str,
-    model: nn.Module,
-    options: Mapping[str, dict[str, Any]],
-    clips: Tensor,
-    rounds: int,
-) -> Comparison:
-    """Time and memory of all forms for the same clips (B, C, T, H, W)."""
-    networks = {form: InferenceRunner(model, **given) for form, given in options.items()}
-    calls: dict[str, Callable[[], object]] = {
-        form: lambda run=run: run(clips) for form, run in networks.items()
-    }
-    with torch.inference_mode():
-        for call in calls.values():
-            call()  # builds the network
-        peaks = {
-            form: model_bytes(model) + peak_memory(call, clips.device)
-            for form, call in calls.items()
-            if takes_any_frames(networks[form].runtime)  # the others allocate outside torch
-        }
-        seconds = interleave(calls, rounds=rounds, device=clips.device)
-    variants = [Variant(form, len(clips), seconds[form], peaks.get(form)) for form in calls]
-    pairs = [(form, REFERENCE) for form in calls if form != REFERENCE]
-    return compare(title, variants, pairs)

@@ -86,9 +86,9 @@ def interleave(
     """Time functions alternately.
 
     Args:
-        calls: name -> function. The result of the function is discarded.
+        calls: functions by name.
         rounds: timed calls of each function.
-        device: the device that the functions use; a CUDA device is synchronized around each call.
+        device: a CUDA device is synchronized around each call.
         warmup: rounds before the timed ones.
         clock: current time in seconds; ``time.process_time`` counts the CPU time of this process.
 
@@ -108,14 +108,10 @@ def interleave(
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:
-    """Peak memory of the tensors that a call allocates, in bytes.
+    """Peak memory of the tensors that a call allocates on a CPU or a CUDA device, in bytes.
 
-    Tensors allocated before the call do not count. The value comes from torch's allocator of the
-    device; the process uses more, because allocators and libraries keep reserves.
-
-    Args:
-        call: runs once.
-        device: the device of its tensors, a CPU or a CUDA device.
+    Tensors allocated before the call do not count. The value comes from torch's allocator; the
+    process uses more, because allocators and libraries keep reserves.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -154,13 +150,7 @@ def in_sequence(name: str, parts: Sequence[Variant]) -> Variant:
 def compare(
     title: str, variants: Sequence[Variant], pairs: Sequence[tuple[str, str]]
 ) -> Comparison:
-    """Compute the ratios of pairs of variants, round by round.
-
-    Args:
-        title: see :class:`Comparison`.
-        variants: of one run of :func:`interleave`.
-        pairs: (variant, reference), by name.
-    """
+    """Compute the ratios of pairs of variants, by name, round by round."""
     named = {variant.name: variant for variant in variants}
     ratios = tuple(_ratio(named[one], named[other]) for one, other in pairs)
     return Comparison(title, tuple(variants), ratios)
@@ -174,9 +164,8 @@ def quartiles(values: Sequence[float]) -> list[float]:
 def _ratio(one: Variant, other: Variant) -> Ratio:
     factor = one.items / other.items
     speeds = [factor * b / a for a, b in zip(one.seconds, other.seconds, strict=True)]
-    memory = None
-    if one.peak_bytes is not None and other.peak_bytes:
-        memory = one.peak_bytes / other.peak_bytes
+    is_known = one.peak_bytes is not None and other.peak_bytes
+    memory = one.peak_bytes / other.peak_bytes if is_known else None
     low, speed, high = quartiles(speeds)
     return Ratio(one.name, other.name, speed, low, high, memory)
 

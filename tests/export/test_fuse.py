@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable
 
 import pytest
 import timm
 import torch
-from random_norms import BATCH_NORM, randomize
-from timm.layers import StdConv2d
+from export_helpers import BATCH_NORM, assert_close, randomize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ffn
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration
-from ffn.export import FuseError, InferenceRunner, fuse
+from ffn.export import FuseError, fuse
 from ffn.export.kernels import As2d, InFloat32, choose_kernels
 from ffn.layers import PerFrame
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("frames", [1, 4, 7, 16])
@@ -156,84 +152,76 @@ def test_altered_3d_convolutions_of_a_foreign_network(kernel: tuple, mode: str) 
         assert "1" in fused.fusion.folded
 
 
-@pytest.mark.parametrize("tokens", [12, 8])
-@torch.no_grad()
-def test_a_norm_over_the_tokens_of_a_linear_layer_stays(tokens: int) -> None:
-    """nn.BatchNorm1d of (B, L, D) is over L, also where L and D are equal."""
+class Toy(nn.Module):
+    """Layers, and a function of them and a clip."""
 
-    class Mixer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
-            self.bn = randomize(nn.BatchNorm1d(tokens))
-
-        def forward(self, clip):
-            x = clip.flatten(2)[..., :tokens].movedim(1, 2)  # (B, L, C)
-            return self.out(self.bn(self.fc(x)).mean(1))
-
-    torch.manual_seed(0)
-    net, clip = Mixer().eval(), torch.randn(2, 3, 2, 8, 8)
-    fused = ffn.fuse(net, example=clip)
-    assert_close(fused(clip), net(clip))
-    assert fused.fusion.kept == ("bn",)
-
-
-class Twice(nn.Module):
-    """A network in which a fold would be wrong."""
-
-    def __init__(self, case: str) -> None:
+    def __init__(self, run: Callable[[Toy, Tensor], Tensor]) -> None:
         super().__init__()
-        self.case = case
-        self.conv, self.bn, self.next = nn.Conv2d(3, 3, 1), norm(3), nn.Conv2d(3, 3, 3, padding=1)
-        if case == "standardised":
-            self.conv = StdConv2d(3, 3, 1)
-        if case == "tied":
-            self.next.weight = self.conv.weight = nn.Parameter(torch.randn(3, 3, 1, 1))
-            self.next.padding = (0, 0)
+        self.run, self.drop, self.fc = run, nn.Dropout3d(), nn.Linear(3, 12)
+        self.conv, self.tied, self.wide = (nn.Conv3d(3, 3, size) for size in (1, 1, 3))
+        self.padded = nn.Conv3d(3, 3, 3, padding=1)
+        self.bn, self.hooked, self.tokens = (
+            nn.BatchNorm3d(3),
+            nn.BatchNorm3d(3),
+            nn.BatchNorm1d(12),
+        )
+        self.hooked.register_forward_hook(lambda module, args, output: 2 * output)
+        self.tied.weight = nn.Parameter(torch.randn(3, 3, 1, 1, 1))
+        self.weight = nn.Parameter(torch.randn(3, 3, 1, 1, 1))
+        self.same = nn.Conv3d(3, 3, 1)
+        self.same.weight = self.tied.weight
+        randomize(self)
 
-    def forward(self, clip):
-        x = clip.transpose(1, 2).flatten(0, 1)
-        if self.case == "read twice":
-            x = self.conv(x)
-            x = self.bn(x) + x
-        elif self.case == "layer runs twice":
-            x = self.bn(self.conv(self.conv(x)))
-        elif self.case == "norm runs twice":
-            x = self.bn(self.conv(self.bn(x)))
-        elif self.case == "padding":
-            x = self.next(self.bn(x.relu()))
-        elif self.case == "changed in place":
-            x = self.bn(self.conv(x).relu_())
-        elif self.case == "returned":
-            x = self.conv(x)
-            return (self.bn(x) + 0 * self.bn.bias.sum()).mean((2, 3)) + x.mean((2, 3))
-        else:
-            x = self.next(F.relu(self.bn(self.conv(x))))
-        return x.mean((2, 3))
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.run(self, clip).flatten(2).mean(2)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "read twice",
-        "layer runs twice",
-        "norm runs twice",
-        "padding",
-        "changed in place",
-        "returned",
-        "standardised",
-        "tied",
-    ],
-)
+STAYS = {
+    "the output is read twice": lambda net, x: net.bn(y := net.conv(x)) + y,
+    "the layer runs twice": lambda net, x: net.bn(net.conv(net.conv(x))),
+    "the norm runs twice": lambda net, x: net.bn(net.conv(net.bn(x))),
+    "the output changes in place": lambda net, x: net.bn(net.conv(x).relu_()),
+    "the weight is computed": lambda net, x: net.bn(F.conv3d(x, F.normalize(net.conv.weight))),
+    "the weight is tied": lambda net, x: net.same(net.bn(net.tied(x)).relu()),
+    "the bias is read": lambda net, x: net.bn(net.conv(x)) + net.conv.bias.sum(),
+    "the weight is of no layer": lambda net, x: F.conv3d(net.bn(x), net.weight),
+    "zeros are padded": lambda net, x: net.padded(net.bn(x.relu())),
+    "zeros are padded by a function": lambda net, x: F.conv3d(
+        net.bn(x), net.wide.weight, net.wide.bias, padding=1
+    ),
+    "the norm has a hook": lambda net, x: net.hooked(net.conv(x)),
+    "the norm is over tokens": lambda net, x: net.tokens(
+        net.fc(x.flatten(2)[..., :12].movedim(1, 2))  # (B, 12, 12)
+    ),
+}
+FOLDS = {
+    "a layer called by keyword": lambda net, x: net.bn(net.conv(input=x)),
+    "dropout between": lambda net, x: net.bn(net.drop(net.conv(x))),
+    "an addcmul that is no alteration": lambda net, x: torch.addcmul(
+        input=net.bn(net.conv(x)), tensor1=x, tensor2=x
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*STAYS, *FOLDS])
 @torch.no_grad()
-def test_a_norm_stays_where_folding_would_be_wrong(case: str) -> None:
+def test_a_norm_is_folded_only_where_it_is_exact(case: str) -> None:
     torch.manual_seed(0)
-    net = Twice(case).eval()
-    fused = ffn.fuse(net)
-    clip = torch.randn(2, 3, 2, 8, 8)
+    net, clip = Toy({**STAYS, **FOLDS}[case]), torch.randn(2, 3, 4, 8, 8)
+    fused = fuse(net)
     assert_close(fused(clip), net(clip))
-    assert fused.fusion.kept == ("bn",)
-    assert fused.fusion.folded == {}
+    assert fused.fusion.folded == ({"bn": ("conv",)} if case in FOLDS else {})
+
+
+@torch.no_grad()
+def test_layers_whose_settings_are_read_keep_their_operators() -> None:
+    torch.manual_seed(0)
+    clip = torch.randn(2, 3, 4, 8, 8)
+    net = Toy(lambda net, x: net.bn(net.conv(F.pad(x, (0, 0, 0, 0, net.conv.kernel_size[0], 0)))))
+    fused = fuse(net, 4)
+    assert_close(fused(clip), net(clip))
+    assert isinstance(fused.conv, nn.Conv3d)
+    assert isinstance(fuse(Toy(FOLDS["a layer called by keyword"])).conv, As2d)
 
 
 def test_an_alteration_that_something_else_reads_stays() -> None:
@@ -275,102 +263,14 @@ class Aliased(nn.Module):
         return self.fc(self.body(clip).mean((2, 3, 4)))
 
 
-class Clips(nn.Module):
-    """A convolution and a norm over clips, called by keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.Linear(4, 5)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(input=clip)).mean((2, 3, 4)))
-
-
-class ReadsItsLayer(Clips):
-    """Reads settings of a layer, which the 2-D form does not have."""
-
-    def forward(self, clip: Tensor) -> Tensor:
-        padded = F.pad(clip, (0, 0, 0, 0, self.conv.kernel_size[0] - 1, 0))
-        return self.head(self.norm(self.conv(padded)).amax((2, 3, 4)))
-
-
 @torch.no_grad()
-def test_layers_that_are_called_by_keyword() -> None:
+def test_layers_with_two_names() -> None:
     torch.manual_seed(0)
-    model, clip = randomize(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
-    fused = fuse(model, 4)
-    assert_close(fused(clip), model(clip))
-    assert isinstance(fused.conv, As2d)
-    assert fused.fusion.folded == {"norm": ("conv",)}
-
-
-@torch.no_grad()
-def test_layers_whose_settings_are_read_keep_their_operators() -> None:
-    torch.manual_seed(0)
-    model, clip = randomize(ReadsItsLayer()).eval(), torch.randn(2, 3, 4, 8, 8)
-    fused = fuse(model, 4)
-    assert_close(fused(clip), model(clip))
-    assert isinstance(fused.conv, nn.Conv3d)
-    assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
-
-
-@torch.no_grad()
-def test_a_norm_with_a_hook_stays() -> None:
-    torch.manual_seed(0)
-    model, clip = randomize(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
-    model.norm.register_forward_hook(lambda module, args, output: 2 * output)
-    fused = fuse(model, 4)
-    assert_close(fused(clip), model(clip))
-    assert fused.fusion.kept == ("norm",)
-
-
-class OwnWeight(nn.Module):
-    """A norm, then a function with a weight of the module's own; ``bias`` is another's."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.norm, self.name = nn.BatchNorm1d(4), name
-        self.register_parameter(name, nn.Parameter(torch.randn(5, 4)))
-        if name != "weight":
-            self.weight = nn.Parameter(torch.randn(8))
-
-    def forward(self, clip: Tensor) -> Tensor:
-        x = clip.mean((2, 3, 4))[:, :1].expand(-1, 4)
-        scaled = F.linear(self.norm(x), self._parameters[self.name])
-        return scaled * self.weight.sum()
-
-
-class Borrowed(nn.Module):
-    """Layers whose weights run with another padding, or whose bias is read elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.after = nn.BatchNorm3d(3), nn.BatchNorm3d(4)
-        self.wide, self.point = nn.Conv3d(3, 4, 3), nn.Conv3d(4, 4, 1)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        x = F.conv3d(self.before(clip), self.wide.weight, self.wide.bias, padding=1)
-        return (self.after(self.point(x)) + self.point.bias.sum()).mean((2, 3, 4))
-
-
-@pytest.mark.parametrize("network", [OwnWeight("weight"), OwnWeight("kernel"), Borrowed()])
-@torch.no_grad()
-def test_weights_that_run_outside_of_their_layer_stay(network: nn.Module) -> None:
-    model = randomize(network.eval())
-    fused = ffn.fuse(model, 4)
-    clip = torch.randn(2, 3, 5, 8, 8)
-    assert_close(fused(clip), model(clip))
-    assert fused.fusion.folded == {}
-
-
-@torch.no_grad()
-def test_a_norm_after_dropout_is_folded() -> None:
-    model = randomize(
-        nn.Sequential(nn.Conv3d(3, 4, 1), nn.Dropout3d(), nn.BatchNorm3d(4), nn.Flatten(2)).eval()
-    )
-    fused = ffn.fuse(model, 4)
-    assert fused.fusion.folded == {"2": ("0",)}
-    clip = torch.randn(2, 3, 4, 8, 8)
+    model = ffn.convert(Aliased().eval(), (2, 4), alter=["stem"]).eval()
+    fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
+    assert fused.fusion.kept == ()
+    assert fused.body[0] is fused.stem
+    assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
     assert_close(fused(clip), model(clip))
 
 
@@ -430,30 +330,20 @@ def test_3d_convolutions_stay_in_fp32() -> None:
     assert torch.equal(again(clip.bfloat16()), half(clip.bfloat16()))
 
 
-@torch.no_grad()
-def test_layers_with_two_names() -> None:
-    torch.manual_seed(0)
-    model = ffn.convert(Aliased().eval(), (2, 4), alter=["stem"]).eval()
-    fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
-    assert fused.fusion.kept == ()
-    assert fused.body[0] is fused.stem
-    assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
-    assert_close(fused(clip), model(clip))
-
-
 def test_errors() -> None:
-    class Two(Clips):
+    class Two(Toy):
         def forward(self, clip: Tensor) -> tuple[Tensor, Tensor]:
             return super().forward(clip), clip
 
-    broken = Clips()
+    plain = FOLDS["dropout between"]
+    broken = Toy(plain)
     nn.init.constant_(broken.conv.weight, float("nan"))
     tsm = ffn.create_model("tsm_tiny", num_classes=3)
     for network, frames, message in (
         (ffn.convert(tsm, (4, 8)), None, "frames is missing"),
         (tsm, 0, "frames is 0"),
         (copy.deepcopy(tsm).bfloat16(), 4, "bfloat16"),
-        (Two(), 4, "returns a tuple"),
+        (Two(plain), 4, "returns a tuple"),
         (nn.Conv3d(2, 4, 1), 4, "does not take the example"),
         (broken, 4, "NaN"),
     ):
@@ -466,4 +356,4 @@ def test_a_fused_network_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch
     folding = importlib.import_module("ffn.export.folding")  # ffn.export is the function
     monkeypatch.setattr(folding, "_affine", lambda norm: (norm.weight, norm.bias))
     with pytest.raises(FuseError, match="differs by up to"):
-        fuse(randomize(Clips()), 4)
+        fuse(Toy(FOLDS["dropout between"]), 4)
