@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from export_helpers import BATCH_NORM, assert_close, randomize
+from export_helpers import BATCH_NORM, ByLength, assert_close, randomize
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -197,6 +197,7 @@ STAYS = {
 FOLDS = {
     "a layer called by keyword": lambda net, x: net.bn(net.conv(input=x)),
     "dropout between": lambda net, x: net.bn(net.drop(net.conv(x))),
+    "a network for longer clips": lambda net, x: net.bn(net.conv(net.wide(x))),
     "an addcmul that is no alteration": lambda net, x: torch.addcmul(
         input=net.bn(net.conv(x)), tensor1=x, tensor2=x
     ),
@@ -274,24 +275,12 @@ def test_layers_with_two_names() -> None:
     assert_close(fused(clip), model(clip))
 
 
-class ByLength(nn.Module):
-    """Another norm for clips of more than 8 frames."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv3d(3, 4, 3, padding=1), nn.Linear(4, 5)
-        self.short, self.long = nn.BatchNorm3d(4), nn.BatchNorm3d(4)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        x = self.conv(clip)
-        x = self.short(x) if clip.shape[2] <= 8 else self.long(x)
-        return self.head(x.relu().mean((2, 3, 4)))
-
-
 @pytest.mark.parametrize("frames", [8, 12])
 @torch.no_grad()
 def test_folds_are_proven_at_the_ends_of_the_range(frames: int) -> None:
-    model = randomize(ffn.convert(ByLength(), {8: (4, 11), 16: (12, 20)}, alter="none"))
+    model = randomize(
+        ffn.convert(ByLength(lambda frames: frames > 8), {8: (4, 11), 16: (12, 20)}, alter="none")
+    )
     fused = ffn.fuse(model, frames)
     for count in (4, 9, 11) if frames == 8 else (12, 20):
         clip = torch.randn(1, 3, count, 8, 8)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from export_helpers import ByLength, assert_close, randomize
 from torch import Tensor, nn
 
 import ffn
@@ -45,8 +46,7 @@ def test_every_runtime_answers_as_the_network(model: ffn.FrameFlexible, runtime:
     run = InferenceRunner(model, runtime=runtime, precision="fp32")
     for batch, frames in ((1, 2), (3, 2), (2, 5), (1, 1)):
         clip = torch.randn(batch, 3, frames, 32, 32)
-        expected = model(clip)
-        torch.testing.assert_close(run(clip), expected, rtol=0, atol=1e-4 * expected.abs().max())
+        assert_close(run(clip), model(clip))
     assert str(run) == f"{runtime}, fp32"
     assert run.select(5) == model.select(5)
 
@@ -82,7 +82,7 @@ def test_compiled(model: ffn.FrameFlexible) -> None:
     run = InferenceRunner(model, runtime="compile", precision="fp32")
     for frames in (2, 8):
         clip = torch.randn(1, 3, frames, 32, 32)
-        torch.testing.assert_close(run(clip), model(clip), rtol=1e-4, atol=1e-5)
+        assert_close(run(clip), model(clip))
 
 
 @pytest.mark.gpu
@@ -172,44 +172,24 @@ def test_threads_build_one_network_per_count(
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(answer, clips))
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert_close(one, other)
     assert len(built) == 2  # 1 and 2 frames have one sub-network, 3 is interpolated
 
 
-class OneLength(nn.Module):
-    """Another norm for 6 frames, or a number of frames that the parent sets, as in some TSMs."""
-
-    def __init__(self, case: str) -> None:
-        super().__init__()
-        self.case, self.frames = case, 0
-        self.conv, self.head = nn.Conv3d(3, 4, 3, padding=1), nn.Linear(4, 5)
-        self.usual, self.other = nn.BatchNorm3d(4), nn.BatchNorm3d(4)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        self.frames = clip.shape[2]
-        if self.frames < 3:
-            raise ValueError("at least 3 frames")
-        norm = self.other if self.case == "branch" and self.frames == 6 else self.usual
-        x = self.head(norm(self.conv(clip)).relu().mean((2, 3, 4)))
-        return x * self.frames if self.case == "attribute" else x
-
-
-@pytest.mark.parametrize("case", ["branch", "attribute"])
+@pytest.mark.parametrize("other", [6, None])
 def test_networks_that_depend_on_the_number_of_frames(
-    case: str, caplog: pytest.LogCaptureFixture
+    other: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a fold of one length cannot see is found with the first clip of another."""
     torch.manual_seed(0)
-    model = ffn.convert(OneLength(case), {8: (4, 11), 16: (12, 20)}, alter="none").eval()
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm3d):
-            nn.init.uniform_(norm.running_mean, -1, 1)
+    network = ByLength(lambda frames: frames == other)
+    model = randomize(ffn.convert(network, {8: (4, 11), 16: (12, 20)}, alter="none"))
     run = InferenceRunner(model, precision="fp32")
     with torch.inference_mode():
         for frames in (8, 6, 9, 16, 6):
             clip = torch.randn(2, 3, frames, 8, 8)
-            torch.testing.assert_close(run(clip), model(clip), rtol=1e-4, atol=1e-5)
-    assert len(caplog.records) == (case == "branch")
+            assert_close(run(clip), model(clip))
+    assert len(caplog.records) == (other == 6)
 
 
 @torch.inference_mode()
