@@ -24,16 +24,13 @@ class FrameTransform(nn.Module):
     """The test transform of ``ffn.data`` (resize, center crop, normalize), for any frame size.
 
     torchvision resizes uint8 frames along the rows, rounds, resizes along the columns, and rounds.
-    Here each pass is a resize of float frames: a value differs by 1 of 255 where the weights of the
-    uint8 filter, which are rounded, lead to the other side of a rounding; where both passes do, by
-    2, as a few values of noise that is made much larger. Where torchvision resizes float frames
-    itself (version 0.21 on AVX-512), it rounds once, and a fifth of the values differ by 1.
+    Here each pass is a resize of float frames, and a few values differ by 1 of 255. Where
+    torchvision resizes float frames itself (0.21 on AVX-512), a fifth of the values do.
 
     Args:
         resize: length of the shorter side before the crop, in pixels.
         crop: height and width of the result.
-        mean: per channel, on a scale of 0 to 1, in the order of ``color``.
-        std: per channel, on a scale of 0 to 1, in the order of ``color``.
+        mean, std: per channel, on a scale of 0 to 1, in the order of ``color``.
         color: ``rgb`` or ``bgr``, the order of the result's channels.
     """
 
@@ -49,7 +46,7 @@ class FrameTransform(nn.Module):
         super().__init__()
         self.resize, self.crop, self.color = resize, crop, color
         for name, values in (("mean", mean), ("std", std)):
-            constant = torch.tensor(list(values), dtype=torch.float32).view(3, 1, 1, 1)
+            constant = torch.tensor(values, dtype=torch.float32).view(3, 1, 1, 1)
             self.register_buffer(name, constant, persistent=False)
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -167,16 +164,15 @@ class DeployedNetwork(nn.Module):
         described: dict[str, Any] = {"ffn": __version__}
         copied = ("model", "classes", "multi_label", "licence", "source", "trained_frames")
         described |= {key: record[key] for key in copied if key in record}
-        weights = {key: record[key] for key in ("name", "sha256") if key in record}
-        described |= {"weights": weights} if weights else {}
+        if weights := {key: record[key] for key in ("name", "sha256") if key in record}:
+            described["weights"] = weights
         described |= {"frames": self.shape[1], "any_frames": self.any_frames}
-        described |= {"sub_network": active} if active else {}
+        if active:
+            described["sub_network"] = active
 
-        preprocessing = dict(record.get("preprocessing", {}))
-        rule = preprocessing.pop("sampling", None)
-        if rule is not None:
+        preprocessing, inside = dict(record.get("preprocessing", {})), self.transform is not None
+        if rule := preprocessing.pop("sampling", None):
             described["sampling"] = {"rule": rule, "index": SAMPLING[rule]}
-        inside = self.transform is not None
         if preprocessing:
             described["preprocessing"] = {**preprocessing, "inside": inside}
         dtype = str(self.dtype).removeprefix("torch.")

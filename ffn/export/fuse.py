@@ -136,11 +136,11 @@ def _plain(model: nn.Module, frames: int | None) -> tuple[nn.Module, int | None]
     else:
         active = model.fusion.active if hasattr(model, "fusion") else None
         network = copy.deepcopy(model)
-    halves = [name for name, p in network.named_parameters() if p.dtype in HALVES]
-    if halves and not hasattr(model, "fusion"):
+    half = next((name for name, p in network.named_parameters() if p.dtype in HALVES), None)
+    if half and not hasattr(model, "fusion"):
         raise ValueError(
-            f"{halves[0]} is in {str(network.get_parameter(halves[0]).dtype)[6:]}; fusion needs "
-            "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
+            f"{half} is in half precision; fusion needs the weights in fp32. Convert the fused "
+            "network: ffn.fuse(model, frames).bfloat16()"
         )
     return network.eval().requires_grad_(False), active
 

@@ -28,8 +28,7 @@ class Calibration:
     """Clips for static quantization.
 
     Attributes:
-        clips: inputs of the file (1, …), which set the ranges of the activations. A sequence that
-            reads them when they are needed saves memory.
+        clips: inputs of the file (1, …), which set the ranges of the activations.
         held_out: other inputs with their labels, to compare int8 with fp32.
         max_difference: largest accepted RMS difference of the outputs on ``held_out``, relative to
             the standard deviation of fp32's.
@@ -69,14 +68,7 @@ class Int8Report:
 def quantize(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Report]:
     """Quantize an ONNX file: weights per channel, activations per tensor, in QDQ format.
 
-    The range of an activation holds 99.99 % of its values on the calibration clips.
-
-    Args:
-        source: the file, with its metadata.
-        calibration: clips to set the ranges, and to measure the error.
-
-    Returns:
-        The quantized model, whose metadata has the report as ``int8``.
+    The metadata of the model has the report as ``int8``.
 
     Raises:
         ImportError: the extra ``onnx`` is not installed.

@@ -86,8 +86,11 @@ class InferenceRunner:
         return f"{self.runtime}, {self.precision}"
 
     def describe(self) -> str:
-        """How the network runs where, for files of measurements; after the first call."""
-        return f"{_kind(self._model)}, {self}, {self._machine()}"
+        """How the network runs where, for files of measurements."""
+        size = sum(p.numel() for p in self._model.parameters())
+        network = f"{type(self._model).__name__} of {size} parameters"
+        software = f"torch {torch.__version__}, ffn {__version__}"
+        return f"{network}, {self}, {describe_device(self.device)}, {software}"
 
     def select(self, frames: int) -> int | None:
         """The count of the sub-network for a number of frames; None for a plain network."""
@@ -189,7 +192,7 @@ class InferenceRunner:
         if len(candidates) > 1:
             shape = "x".join(map(str, clip.shape))
             options = "; ".join(" ".join(pair) for pair in candidates)
-            key = f"{_kind(self._model)}, {shape}, {options}, {self._machine()}"
+            key = f"{self.describe()}, {shape}, {options}"
             path = self._cache / "runtimes.json" if self._cache else None
             chosen = measured_once(path, key, lambda: self._fastest(candidates, clip))
             candidates = [tuple(chosen.split())]
@@ -216,16 +219,6 @@ class InferenceRunner:
             best[key] = min(best[key], time.perf_counter() - started)
         cost = {key: ms / (LEAST_GAIN if key[1] == "bf16" else 1) for key, ms in best.items()}
         return " ".join(min(cost, key=cost.get))
-
-    def _machine(self) -> str:
-        """What a measured time depends on beside the network: the device and the software."""
-        device = describe_device(self.device)
-        return f"{device}, torch {torch.__version__}, ffn {__version__}"
-
-
-def _kind(network: nn.Module) -> str:
-    size = sum(p.numel() for p in network.parameters())
-    return f"{type(network).__name__} of {size} parameters"
 
 
 def measured_once(path: Path | None, key: str, measure: Callable[[], Any]) -> Any:
