@@ -21,7 +21,7 @@ from ffn.devices import has_bf16
 from ffn.export import InferenceRunner
 from ffn.export.runtimes import available, takes_any_frames
 
-REFERENCE = "as trained"
+REFERENCE = "unfused"
 
 
 def compare_inference(
@@ -68,7 +68,7 @@ def compare_inference(
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
     """The forms that run on a device: name -> arguments of ``ffn.export.InferenceRunner``."""
-    found = {REFERENCE: {"runtime": "unfused", "precision": "fp32"}}
+    found = {REFERENCE: {"runtime": REFERENCE, "precision": "fp32"}}
     for runtime in available(device.type):
         if runtime == "compile" and not compiled:
             continue

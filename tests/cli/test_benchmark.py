@@ -49,10 +49,10 @@ def test_inference_compares_runtimes_at_each_frame_count(tmp_path: Path) -> None
 
     assert [*small] == [*large]
     runtimes = {name.partition(",")[0] for name in small}
-    assert runtimes == {"as trained", "torch", "onnxruntime", "openvino"}
+    assert runtimes == {"unfused", "torch", "onnxruntime", "openvino"}
     for name, variant in large.items():
         assert len(variant["seconds"]) == 2
-        in_torch = name.startswith(("as trained", "torch"))
+        in_torch = name.startswith(("unfused", "torch"))
         assert (variant["peak_bytes"] or 0) > 0 if in_torch else variant["peak_bytes"] is None
 
 
