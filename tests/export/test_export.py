@@ -87,15 +87,8 @@ def test_a_file_has_no_example_clips(flexible: ffn.FrameFlexible, tmp_path: Path
 
 @torch.no_grad()
 def test_a_plain_network_of_any_kind(tmp_path: Path) -> None:
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 2)
-
-        def forward(self, clip):
-            return self.head(clip.mean((2, 3, 4)))
-
-    network = Mean().double()
+    layers = nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2)
+    network = nn.Sequential(*layers).double()
     report = ffn.export(network, tmp_path / "mean.pt2", frames=4, size=6)
     clip = torch.randn(7, 3, 4, 6, 6, dtype=torch.float64)
     assert torch.allclose(torch.export.load(report.path).module()(clip), network(clip))
