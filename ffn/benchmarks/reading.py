@@ -21,10 +21,7 @@ def compare_reading(
     size: int,
     rounds: int,
 ) -> Comparison:
-    """Compare ways to read training samples from videos.
-
-    The comparison is of CPU time: all views from one decode, nested or not, against one decode per
-    view.
+    """Compare the CPU time of all views from one decode, nested or not, with a decode per view.
 
     Args:
         records: the videos.
