@@ -137,6 +137,7 @@ def test_auto_takes_the_fastest_and_measures_once(
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(runner, "RUNTIMES", {"torch": slow, "one": broken, "two": build})
+    monkeypatch.setattr(runner, "available", lambda device: [*runner.RUNTIMES])
     monkeypatch.setattr(runner, "has_bf16", lambda: False)
     for _ in range(2):
         run = InferenceRunner(model, runtime="auto", cache=tmp_path)
