@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, dtype_of
-from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, onnx, pt2
+from ffn.export.formats import LEAST_FRAMES, ExportError, find_format, onnx, pt2
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.int8 import Calibration, Int8Report, quantize
 from ffn.files import atomic_write, refuse_existing, write_text
@@ -121,7 +121,6 @@ def export(
             differ from the network's.
     """
     path = Path(path)
-    write = find_format(path)
     if frames is None and hasattr(model, "fusion"):
         frames = model.fusion.frames
     if not isinstance(frames, int):
@@ -131,7 +130,7 @@ def export(
     network = deploy(
         model,
         frames,
-        write,
+        path,
         size=size,
         preprocess=preprocess,
         probabilities=probabilities,
@@ -139,9 +138,9 @@ def export(
         record=record,
     )
     if calibration is None:
-        report = write_checked(network, path, write)
+        report = write_checked(network, path)
     else:
-        report = _write_int8(network, path, write, calibration)
+        report = _write_int8(network, path, calibration)
     write_text(described, json.dumps(report.to_dict(), indent=1) + "\n")
     return report
 
@@ -149,7 +148,7 @@ def export(
 def deploy(
     model: nn.Module,
     frames: int,
-    write: Format,
+    path: Path,
     *,
     fold: bool = True,
     size: int | tuple[int, int] | None = None,
@@ -161,7 +160,7 @@ def deploy(
     """The network that a file will contain; arguments and errors as :func:`export`.
 
     Args:
-        write: the format of the file.
+        path: of the file.
         fold: fold norms and weight alterations; otherwise, the model is a frame-flexible network.
     """
     if record is None:  # that of ffn.load, if it made the network
@@ -177,12 +176,10 @@ def deploy(
         )
     active = model.select(frames) if is_flexible else None
     if fold:
-        first = next(model.parameters(), torch.empty(0))
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-        example = example.to(first.device, dtype_of(model))
         # Other runtimes choose operators themselves; torch.export cannot trace these for any T.
-        kernels = write is pt2 and not dynamic_frames
-        network = fuse(model, frames, example=example, kernels=kernels)
+        kernels = find_format(path) is pt2 and not dynamic_frames
+        network = fuse(model, frames, example=example.to(dtype_of(model)), kernels=kernels)
     else:
         network = extract(model, active)
     if active is None and hasattr(model, "fusion"):
@@ -201,11 +198,12 @@ def deploy(
     return deployed
 
 
-def write_checked(network: DeployedNetwork, path: Path, write: Format) -> ExportReport:
+def write_checked(network: DeployedNetwork, path: Path) -> ExportReport:
     """Write a file atomically, and only if its outputs are those of the network."""
     # torch.export fixes sizes of 1 and sizes that are equal in its example.
     frames = network.shape[1]
     traced = max(frames, LEAST_FRAMES[-1] + 1) if network.any_frames else frames
+    write = find_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file, torch.no_grad():
         run = write(network, network.example(TRACED_BATCH, frames=traced, seed=1), file)
@@ -215,13 +213,11 @@ def write_checked(network: DeployedNetwork, path: Path, write: Format) -> Export
     return ExportReport(path, difference, largest, shapes, network.metadata)
 
 
-def _write_int8(
-    network: DeployedNetwork, path: Path, write: Format, calibration: Calibration
-) -> ExportReport:
-    if write is not onnx:
+def _write_int8(network: DeployedNetwork, path: Path, calibration: Calibration) -> ExportReport:
+    if find_format(path) is not onnx:
         raise ValueError(f"{path}: int8 needs the format onnx")
     with tempfile.TemporaryDirectory() as folder:
-        report = write_checked(network, Path(folder) / "fp32.onnx", write)
+        report = write_checked(network, Path(folder) / "fp32.onnx")
         model, int8 = quantize(report.path, calibration)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import find_format, require, suffix_of
+from ffn.export.formats import require, suffix_of
 from ffn.files import refuse_existing, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
@@ -57,10 +57,9 @@ def export_all(
     (folder / INDEX).unlink(missing_ok=True)
     reports = []
     for count, path in paths.items():
-        write = find_format(path)
         # Folded weights differ between counts.
-        network = deploy(model, count, write, fold=not shares, **options)
-        reports.append(write_checked(network, path, write))
+        network = deploy(model, count, path, fold=not shares, **options)
+        reports.append(write_checked(network, path))
     index: dict[str, Any] = {}
     if shares:
         _share_tensors(paths.values(), folder / SHARED)
