@@ -16,7 +16,7 @@ the dimensions that may vary (always B), its ``metadata`` what the file should s
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import logging
 import tempfile
@@ -118,21 +118,20 @@ def _least_frames(program: torch.export.ExportedProgram, network: DeployedNetwor
 
 
 def require(name: str) -> ModuleType:
-    """Import a package of the extra ``onnx`` or ``openvino``.
+    """Import a package of the extra ``onnx`` or ``openvino``; errors as `check_installed`."""
+    check_installed(name)
+    return importlib.import_module(name)
 
-    Raises:
-        ImportError: it is not installed; the message names the extra.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:
-            raise
-        extra = "openvino" if name == "openvino" else "onnx"
+
+def check_installed(name: str) -> None:
+    """Raise ImportError, which names the extra to install, if a package is missing."""
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        extra = "openvino" if package == "openvino" else "onnx"
         raise ImportError(
-            f'{name} is not installed; the extra "{extra}" installs it: '
+            f'{package} is not installed; the extra "{extra}" installs it: '
             f'pip install "frame-flexible[{extra}]"'
-        ) from None
+        )
 
 
 @register_format("pt2")

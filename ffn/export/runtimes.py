@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
-from ffn.export.formats import Run, open_session, require, to_onnx
+from ffn.export.formats import Run, check_installed, open_session, require, to_onnx
 from ffn.export.fuse import fuse
 from ffn.export.kernels import channels_last
 
@@ -139,7 +139,7 @@ def check_runtime(runtime: str, device: str) -> None:
         if device != "cpu":
             raise ValueError(f"{runtime} runs on the CPU; the network is on {device}")
         for name in ("onnx", "onnxscript", runtime):
-            require(name)
+            check_installed(name)
 
 
 def available(device: str) -> list[str]:
