@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count, repeat
 from typing import Any
 
@@ -19,9 +18,6 @@ from ffn.benchmarks.timing import (
     peak_memory,
     tensor_bytes,
 )
-from ffn.engine import build, build_network
-from ffn.engine.config import load_config
-from ffn.engine.distributed import World
 from ffn.engine.train_step import TrainStep
 
 LR = 1e-3  # learning rate of the timed steps
@@ -30,6 +26,7 @@ LR = 1e-3  # learning rate of the timed steps
 def compare_training(
     model: str,
     frames: Sequence[int],
+    build_step: Callable[[str, Sequence[int], Sequence[str]], TrainStep],
     *,
     batch_size: int,
     size: int,
@@ -45,8 +42,9 @@ def compare_training(
     forward, backward, gradient clipping, the check for finite numbers, optimizer.
 
     Args:
-        model: name of the model.
+        model: name of the model, for the title.
         frames: the views, two frame counts or more.
+        build_step: from the name of a task, its frame counts, and further options of a config.
         batch_size: videos per step.
         size: height and width of the clips, pixels.
         num_classes: K.
@@ -65,9 +63,9 @@ def compare_training(
     batch = _batch(views, batch_size, size, num_classes, device)
     clips = batch["clips"]
     flexible = _variants(compiled, precision)
-    step_of = partial(build_step, model, num_classes, device)
-    steps = {name: step_of("flexible", views, more) for name, more in flexible.items()}
-    steps |= {f"plain {t}": step_of("plain", [t], [f"train.precision={precision}"]) for t in views}
+    steps = {name: build_step("flexible", views, more) for name, more in flexible.items()}
+    options = [f"train.precision={precision}"]
+    steps |= {f"plain {t}": build_step("plain", [t], options) for t in views}
     calls = {name: _call(step, batch) for name, step in steps.items()}
     seconds = interleave(calls, rounds=rounds, device=device)
     variants = []
@@ -82,21 +80,6 @@ def compare_training(
         pairs += [("together", over), ("sequential", over)]
     title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
     return compare(title, variants, pairs)
-
-
-def build_step(
-    model: str,
-    num_classes: int,
-    device: torch.device,
-    task: str,
-    frames: Sequence[int],
-    options: Sequence[str] = (),
-) -> TrainStep:
-    """The train step of a run with a task, its frame counts, and further options of a config."""
-    network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(frames)}"]
-    config = load_config(None, [*network, *options])
-    built = build_network.build_model(config, num_classes).to(device)
-    return build.build_train_step(config, built, World(0, 1, device), num_classes=num_classes)
 
 
 def _variants(compiled: bool, precision: str) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ffn.benchmarks.timing import Comparison
+    from ffn.engine.train_step import TrainStep
 
 
 @Parameter(name="*")
@@ -80,6 +82,7 @@ def train(
     compared = compare_training(
         model,
         list(frames),
+        partial(build_step, model, num_classes, device),
         batch_size=batch_size or (8 if device.type == "cuda" else 2),
         size=settings.size,
         num_classes=num_classes,
@@ -89,6 +92,25 @@ def train(
         device=device,
     )
     report(compared)
+
+
+def build_step(
+    model: str,
+    num_classes: int,
+    device: torch.device,
+    task: str,
+    frames: Sequence[int],
+    options: Sequence[str] = (),
+) -> TrainStep:
+    """The train step of a run with a task, its frame counts, and further options of a config."""
+    from ffn.engine import build, build_network
+    from ffn.engine.config import load_config
+    from ffn.engine.distributed import World
+
+    network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(frames)}"]
+    config = load_config(None, [*network, *options])
+    built = build_network.build_model(config, num_classes).to(device)
+    return build.build_train_step(config, built, World(0, 1, device), num_classes=num_classes)
 
 
 def infer(

@@ -9,6 +9,7 @@ import torch
 
 from ffn.benchmarks import training
 from ffn.benchmarks.timing import tensor_bytes
+from ffn.cli.benchmark import build_step
 
 CPU = torch.device("cpu")
 
@@ -18,7 +19,7 @@ def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
     """The first step of SGD by hand; the gradients are small and not clipped."""
     torch.manual_seed(0)
     options = [f"train.views={views}", "optim.weight_decay=0", "model.dropout=0"]
-    step = training.build_step("tsm_tiny", 3, CPU, "flexible", [2, 4], options)
+    step = build_step("tsm_tiny", 3, CPU, "flexible", [2, 4], options)
     expected = copy.deepcopy(step.task)
     batch = training._batch([2, 4], 4, 32, 3, CPU)
 
@@ -38,7 +39,7 @@ def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
 
 
 def test_memory_between_steps_is_weights_statistics_their_copies_and_momentum() -> None:
-    step = training.build_step("tsm_tiny", 3, CPU, "plain", [2])
+    step = build_step("tsm_tiny", 3, CPU, "plain", [2])
     parameters = tensor_bytes(step.task.parameters())
     buffers = tensor_bytes(step.task.buffers())
 
