@@ -167,6 +167,5 @@ def test_other_numbers_of_input_channels() -> None:
     torch.manual_seed(0)
     model = backbones.build("tsm.resnet18", num_classes=5, in_chans=8).eval()
     assert model(torch.randn(1, 8, 3, 32, 32)).shape == (1, 5)
-    remedy = r"C = 8\. .* pass clip\.transpose\(1, 2\)"
-    with pytest.raises(ValueError, match=remedy):
+    with pytest.raises(ValueError, match="C = 8"):
         model(torch.randn(1, 4, 8, 32, 32))

@@ -53,9 +53,6 @@ def test_sizes_that_do_not_fit_say_which_do() -> None:
             model(torch.zeros(1, 3, 2, *sides))
     for sides in ((16, 16), (24, 40)):
         assert model(torch.zeros(1, 3, 3, *sides)).shape == (1, 3)
-
-
-def test_heads_that_do_not_divide() -> None:
     with pytest.raises(ValueError, match="head_dim is 48; it must divide 320 and 512"):
         UniFormer(3, head_dim=48)
 

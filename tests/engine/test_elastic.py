@@ -78,7 +78,8 @@ def test_order_of_samples(videos: Path, tmp_path: Path) -> None:
 
 def compute_in_float64(own: int) -> None:
     """In float32, the order of sums changes six steps by more than 1e-6."""
-    from ffn.engine import build_network, loop, train_step
+    from ffn import evaluation
+    from ffn.engine import build_network, train_step
 
     build_model, to_device = build_network.build_model, train_step.to_device
 
@@ -91,7 +92,7 @@ def compute_in_float64(own: int) -> None:
 
     build_network.build_model = lambda *given, **more: build_model(*given, **more).double()
     train_step.to_device = doubled
-    loop.evaluation.measure = nothing  # computes in float32
+    evaluation.measure = nothing  # computes in float32
 
 
 PROBE = ("train.freeze=[head_only]", "train.class_weights=balanced")
@@ -131,10 +132,11 @@ def test_losses_are_those_of_one_process(
 
 
 def test_statistics_of_other_processes_are_averaged(videos: Path, tmp_path: Path) -> None:
-    given = options(videos, tmp_path / "run", *FOUR)
+    given, output = options(videos, tmp_path / "run", *FOUR), tmp_path / "output"
     forked.train(given, world=2, prepare=partial(forked.kill, **DIES))
     before = load_checkpoint(tmp_path / "run/last.pt")["training"]["buffers"]
     assert len(before) == 2
     assert any(not torch.equal(a, b) for a, b in zip(*before, strict=True))
 
-    assert forked.train(given) == [0]
+    assert forked.train(given, output=output) == [0]
+    assert "running statistics are averaged" in output.read_text()

@@ -12,10 +12,6 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples/convert_your_own.py"
 
 
-def test_it_fits_a_screen() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 40
-
-
 @pytest.mark.slow
 def test_it_trains_and_sweeps(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -23,13 +19,6 @@ def test_it_trains_and_sweeps(tmp_path: Path) -> None:
     )
 
     rows = re.findall(r"│\s+(\d+) │\s+(\d+) │\s+([\d.]+) │", done.stdout)
-    assert [(int(t), int(subnet)) for t, subnet, _ in rows] == [
-        (2, 4),
-        (4, 4),
-        (6, 8),
-        (8, 8),
-        (12, 16),
-        (16, 16),
-        (20, 16),
-    ]
+    subnets = {2: 4, 4: 4, 6: 8, 8: 8, 12: 16, 16: 16, 20: 16}
+    assert [(int(t), int(subnet)) for t, subnet, _ in rows] == [*subnets.items()]
     assert float(rows[5][2]) > 2 * 100 / 12  # 16 frames; chance is 1 in 12

@@ -64,7 +64,6 @@ def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_python_without_torch_and_ffn(network: Path, videos: list[Path]) -> None:
     path = EXAMPLES / "onnx_video.py"
-    assert len(path.read_text().splitlines()) <= 45
     blocked = "import sys, runpy; sys.modules['torch'] = sys.modules['ffn'] = None; "
     for video in videos:
         code = f"{blocked}sys.argv = {['', str(network), str(video)]}; "

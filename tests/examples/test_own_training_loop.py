@@ -20,10 +20,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_training_loop.py"
 
 
-def test_it_fits_a_screen() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 65
-
-
 @pytest.mark.slow
 def test_it_equals_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
