@@ -81,7 +81,7 @@ def compute_in_float64(own: int) -> None:
     from ffn import evaluation
     from ffn.engine import build_network, train_step
 
-    build_model, to_device = build_network.build_model, train_step.to_device
+    build_task, to_device = build_network.build_task, train_step.to_device
 
     def doubled(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
@@ -90,7 +90,7 @@ def compute_in_float64(own: int) -> None:
     def nothing(_: Any, loader: Any, *more: Any) -> tuple[dict[int, Any], Sequence[str]]:
         return {view: {"top1": 0.0, "failed": 0} for view in loader.dataset.views}, ()
 
-    build_network.build_model = lambda *given, **more: build_model(*given, **more).double()
+    build_network.build_task = lambda *given: build_task(*given).double()
     train_step.to_device = doubled
     evaluation.measure = nothing  # computes in float32
 
@@ -117,7 +117,9 @@ def test_losses_are_those_of_one_process(
     exact = ("model.dropout=0", "train.epochs=1", "optim.groups=standard", "train.freeze=[norms]")
     for world in (1, 4):
         given = options(videos, tmp_path / str(world), *FOUR, *exact, start, *more)
-        assert forked.train(given, world=world, prepare=compute_in_float64) == [0] * world
+        output = tmp_path / "output"
+        status = forked.train(given, world=world, prepare=compute_in_float64, output=output)
+        assert status == [0] * world, output.read_text()
 
     one, four = (read_log(tmp_path / world) for world in ("1", "4"))
     losses = [key for key in one[0] if key.startswith("loss")]
