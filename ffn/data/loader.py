@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -167,13 +168,14 @@ def _worker_failure(error: BaseException | None) -> str | None:
     """The cause by which torch reports a failed worker, or None.
 
     Torch raises it anywhere, also where the code around it then raises another error. A connection
-    to a worker breaks if the worker exits while it sends a batch.
+    of multiprocessing breaks if the worker exits while it sends a batch.
     """
     while error is not None:
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader "):
             return str(error).splitlines()[0].removeprefix("DataLoader ").strip(" .")
+        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         is_lost = isinstance(error, (ConnectionResetError, EOFError))
-        if is_lost and " in DataLoader worker process " not in str(error):
+        if is_lost and any("multiprocessing" in place for place in places):
             return str(error) or "connection lost"
         error = error.__cause__ or error.__context__
     return None

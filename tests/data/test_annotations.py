@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import random
+import re
+
 import pytest
 
-from ffn.data import Record, read_annotations, read_classes
+from ffn.data import Record, label_text, read_annotation_rows, read_annotations, read_classes
 from ffn.data.suffixes import TOOL_FILES
 
 
@@ -51,16 +56,8 @@ def test_csv_with_names(write, tmp_path):
     ]
 
 
-def test_validation_uses_the_classes_of_training(write):
-    _, classes = read_annotations(write("path,label\na,run\nb,jump\nc,walk\n", "train.csv"))
-    records, same = read_annotations(write("path,label\nd,walk\n", "val.csv"), classes=classes)
-    assert records[0].label == 2
-    assert same == classes == ["jump", "run", "walk"]
-
-
 def test_classes_from_a_file(write):
     names = write("walk\nrun\n\n", "classes.txt")
-    assert read_classes(names) == ["walk", "run"]
     records, classes = read_annotations(write("path,label\na,run\n", "a.csv"), classes=names)
     assert (records[0].label, classes) == (1, ["walk", "run"])
     with pytest.raises(ValueError, match="'run' more than once"):
@@ -165,3 +162,125 @@ def test_folders_that_a_tool_wrote_are_no_classes(tmp_path):
     assert read_annotations(tmp_path)[1] == ["jump", "run"]
     files(tmp_path, "store 2/store.jpg", "store 2/c.mp4")  # a class
     assert read_annotations(tmp_path)[1] == ["jump", "run", "store 2"]
+
+
+def test_cells_with_several_labels(write):
+    for lines, expected, classes in (
+        (["a.mp4,push|pull", "b.mp4,", "c.mp4,pull"], [(0, 1), (), (0,)], ["pull", "push"]),
+        (["a.mp4, push | pull ", "b.mp4,push"], [(0, 1), (1,)], ["pull", "push"]),
+        (['a.mp4,"push|pull, hard"'], [(0, 1)], ["pull, hard", "push"]),
+        (["a.mp4,2|0", "b.mp4,1"], [(0, 2), (1,)], ["0", "1", "2"]),
+    ):
+        records, names = read_annotations(write("\n".join(["path,labels", *lines]), "l.csv"))
+        assert ([record.label for record in records], names) == (expected, classes)
+    # In a list with one label per video, a bar is part of the name.
+    assert read_annotations(write("path,label\na,x|y", "l.csv"))[1] == ["x|y"]
+
+
+def test_errors_of_several_labels_name_the_line(write):
+    for line, lines in (
+        (3, ["path,labels", "a,x", "b,x|q"]),
+        (2, ["path,labels", "a,x|y|x"]),
+        (2, ["path,labels", "a,1|01"]),
+        (2, ["path,labels", "a,0|2"]),
+        (3, ["path,labels", "", "a,x||y"]),
+        (2, ["path,labels", "a,x|"]),
+        (1, ["path,labels,label", "a,x,x"]),
+        (2, ["path,labels", "a,x|b.mp4"]),
+        (2, ["path,labels", "a,0 1"]),
+        (1, ["labels,frames", "x,1"]),
+        (1, ["path,frames", "x,1"]),
+    ):
+        with pytest.raises(ValueError, match=rf"l\.csv:{line}: "):
+            read_annotations(write("\n".join(lines), "l.csv"), classes=["x", "y"])
+    for lines in (["a,x|y", "b,x|1"], ["a,0|2", "b,"]):
+        with pytest.raises(ValueError, match=r"l\.csv"):
+            read_annotations(write("\n".join(["path,labels", *lines]), "l.csv"))
+
+
+def test_text_of_a_label():
+    assert [label_text(3), label_text((0, 2)), label_text(())] == ["3", "0|2", ""]
+    assert label_text((0, 2), ["x", "y", "z"]) == "x|z"
+
+
+PATHS = ("a.mp4", "b/c d.MP4", "v_1", "100218", "dir/é.webm", "x 9.avi")
+NAMES = ("run", "long jump", "up/down")
+
+
+def make(rng):
+    """A list in one of the documented formats, and its rows."""
+    counted, labels = rng.random() < 0.4, rng.choice([NAMES, "0127"])
+    rows = [
+        (rng.choice(PATHS), str(rng.randint(1, 300)) if counted else "", rng.choice(labels))
+        for _ in range(rng.randint(1, 6))
+    ]
+    if rng.random() < 0.5:
+        separator = rng.choice(["\t", " "])
+        return "".join(separator.join(filter(None, row)) + "\n" for row in rows), rows
+    header = (rng.choice(["path", "Video"]), "num_frames", rng.choice(["label", "class_name"]))
+    order, text = rng.sample(range(3), 3), io.StringIO()
+    quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+    table = csv.writer(text, delimiter=rng.choice(",\t;"), quoting=quoting, lineterminator="\n")
+    table.writerows([cells[i] for i in order] for cells in (header, *rows))
+    return text.getvalue(), rows
+
+
+def at_random(rng, data, new, removed=0):
+    i = rng.randrange(len(data))
+    return data[:i] + new + data[i + removed :]
+
+
+HARMLESS = (
+    lambda rng, data: data,
+    lambda rng, data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
+    lambda rng, data: data.replace(b"\n", b"\r"),
+    lambda rng, data: b"\n \n" + data.replace(b"\n", b"\n\n"),
+)
+DAMAGE = (
+    lambda rng, data: data[: rng.randrange(len(data))],
+    lambda rng, data: at_random(rng, data, rng.choice([b" ", b"\t", b",", b'"', b"7"]), 1),
+    lambda rng, data: at_random(rng, data, rng.choice([b"\xe9", b"\0", b"\n", b" 9 "])),
+    lambda rng, data: data.replace(b"\t", b" "),
+    lambda rng, data: data.replace(b" ", b"\t", 2),
+    lambda rng, data: data.replace(b'"', b""),
+    lambda rng, data: data.replace(b",", b";"),
+    lambda rng, data: data.split(b"\n", 1)[1],  # without its header
+    lambda rng, data: b"video_name class_name\n" + data,
+    lambda rng, data: data * 300,
+)
+
+
+def read(path):
+    """The rows that the reader finds in a list, or its message."""
+    try:
+        rows = read_annotation_rows(path)
+    except ValueError as error:
+        return None, str(error)
+    lines = re.split("\r\n|\r|\n", path.read_bytes().decode("utf-8-sig"))
+    for row in rows:  # nothing is invented
+        line = lines[int(row.where.rpartition(":")[2]) - 1]
+        assert all(word in line for word in f"{row.path} {row.frames} {row.label}".split())
+    return [(row.path, row.frames, row.label) for row in rows], ""
+
+
+def test_mutated_lists(tmp_path):
+    """Their rows are read as they are written, or the list is refused with its line."""
+    accepted = 0
+    for number in range(500):
+        rng = random.Random(number)
+        text, rows = make(rng)
+        is_harmless = rng.random() < 0.5
+        data = rng.choice(HARMLESS if is_harmless else DAMAGE)(rng, text.encode())
+        path = tmp_path / f"list_{number}{rng.choice(['.txt', '.tsv', ''])}"
+        path.write_bytes(data)
+
+        found, message = read(path)
+
+        accepted += found is not None
+        assert found is None or not is_harmless or found == rows, (number, data)
+        if found is None:
+            assert message.startswith(str(path)), message
+            assert re.match(r":\d+: | contains no video; write ", message[len(str(path)) :])
+            assert message.isprintable()  # one line
+            assert len(message) < 700
+    assert 150 < accepted < 450

@@ -38,15 +38,6 @@ def test_long_clips_continue_in_the_next_line(tmp_path: Path) -> None:
     assert [x for _, x in second] == [x for _, x in first[:4]]
 
 
-def test_panels_stand_below_each_other(tmp_path: Path) -> None:
-    clips = [noise(2, seed=seed) for seed in range(3)]
-    panels = [Panel(f"video {i}", [], [Strip(clip, "")]) for i, clip in enumerate(clips)]
-    picture = read_picture(save_contact_sheet(tmp_path / "sheet.png", "sheet", panels))
-    corners = [found(picture, clip)[0] for clip in clips]
-    assert len({y for y, _ in corners}) == 3
-    assert corners == sorted(corners)
-
-
 def test_long_lines_are_shortened(tmp_path: Path) -> None:
     text = "beginning " * 50 + "the end"
     panel = Panel(text, [text], [Strip(noise(1), text)])

@@ -14,14 +14,22 @@ from ffn.data import (
     Record,
     TrainTransform,
     VideoDataset,
-    VideoError,
     clip_indices,
+    collate_eval,
     decoding,
     make_loader,
     sample_views,
 )
+from ffn.data.records import SharedRecords
 
 PLAIN = Preprocessing(crop=16, resize=16)
+AWKWARD = [
+    Record("/videos/a.mp4", 0),
+    Record("/videos/ü ñ.mp4", 7, 12),
+    Record("", 1, 3, 0.0, 4.25),
+    Record("/videos/\udcff.avi", 2, None, None, 1.5),  # a name that is not UTF-8
+    Record("/videos/z.mp4", (0, 1_000_000), 0, 2.5, None),
+]
 
 
 @pytest.fixture(scope="module")
@@ -149,20 +157,6 @@ def test_time_range_limits_the_frames(records, numbers):
     assert dataset.frame_indices(0) == (10, {5: [[1, 3, 5, 7, 9]]})
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
-    (tmp_path / "broken.mp4").write_text("no video")
-    some = [records[0], Record(str(tmp_path / "broken.mp4"), 5)]
-    options = {"views": (4, 8), "preprocessing": PLAIN, "train": train}
-    with pytest.raises(VideoError, match=r"broken\.mp4: not a video"):
-        VideoDataset(some, **options)[1]
-    item = VideoDataset(some, **options, on_error="skip")[1]
-    assert (item["ok"], item["label"], item["index"]) == (False, 5, 1)
-    assert "broken.mp4: not a video" in item["error"]
-    assert [clip.shape for clip in item["clips"].values()] == [(3, 4, 16, 16), (3, 8, 16, 16)]
-    assert not any(clip.any() for clip in item["clips"].values())
-
-
 def test_refuses(records):
     other = TrainTransform(Preprocessing(crop=8, resize=16))
     for options, message in (
@@ -231,7 +225,6 @@ def test_a_video_that_does_not_fit_into_the_cache_is_not_decoded_whole(records):
     for _ in range(2):
         dataset[0, 0]
     assert asked == [1, 4, 4]
-
     asked.clear()
     dataset = VideoDataset(records[:2], **options, cache_bytes=5000 * 1200)
     for _ in range(2):
@@ -280,3 +273,28 @@ def test_batches_have_the_views_of_the_first_video_first(noise):
     expected = torch.cat([dataset[0]["clips"][4], dataset[1]["clips"][4]])
     assert torch.equal(batch["clips"][4], expected)
     assert batch["label"].tolist() == [0, 1]
+
+
+def test_batches_of_several_labels_have_rows_of_ones_and_zeros(records):
+    path = records[0].path
+    several = [Record(path, (0, 2)), Record(path, ()), Record("missing.mp4", (1,))]
+    options = {"views": [2], "preprocessing": PLAIN}
+    with pytest.raises(ValueError, match="several labels per video; give num_classes"):
+        VideoDataset(several, **options)
+
+    data = VideoDataset(several, num_classes=3, on_error="skip", **options)
+    batch = collate_eval([data[i] for i in range(3)])
+
+    assert batch["label"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert batch["label"].dtype == torch.float32
+    assert batch["ok"].tolist() == [True, True, False]
+
+
+def test_records_are_restored():
+    shared = SharedRecords(AWKWARD)
+    assert len(shared) == 5
+    assert list(shared) == AWKWARD
+    assert [shared[i] for i in range(-5, 5)] == AWKWARD + AWKWARD
+    assert list(SharedRecords(shared)) == AWKWARD
+    with pytest.raises(IndexError):
+        shared[5]

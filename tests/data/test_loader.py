@@ -87,6 +87,7 @@ def test_training_skips_and_tests_mark_unreadable_videos(with_broken):
     tested = next(iter(make_loader(tests, batch_size=4)))
     assert tested["index"].tolist() == tested["label"].tolist() == [0, 1, 2, 3]
     assert tested["ok"].tolist() == [True, True, True, False]
+    assert not any(clip[3].any() for clip in tested["clips"].values())
     for skipped in (batch["skipped"], tested["skipped"]):
         assert len(skipped) == 1
         assert "broken.mp4: the file is empty" in skipped[0]
@@ -120,6 +121,7 @@ def test_an_error_of_a_save_while_a_worker_exits():
 
     with pytest.raises(LoaderError, match=r"\(worker \(pid 1\) is killed by signal: Killed\)"):
         save(RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."))
-    with pytest.raises((RuntimeError, OSError)) as caught:
-        save(OSError("no space"))
-    assert not isinstance(caught.value, LoaderError)
+    for error in (OSError("no space"), EOFError("ran out of input")):
+        with pytest.raises((RuntimeError, OSError, EOFError)) as caught:
+            save(error)
+        assert not isinstance(caught.value, LoaderError)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ffn.data import Splits, check_splits, describe_splits, read_splits, split_warnings
+from ffn.data import Record, Splits, check_splits, describe_splits, read_splits, split_warnings
 
 HEADER = "path,label\n"
 TRAIN = HEADER + "x.mp4,b\ny.mp4,a\nz.mp4,b\n"
@@ -102,3 +103,20 @@ def test_what_cannot_be_trained_or_validated_is_refused(
     ):
         with pytest.raises(ValueError, match=r"train\.csv"):
             check_splits(found)
+
+
+def test_lists_of_the_other_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "several.csv").write_text("path,labels\na.mp4,x|y\nb.mp4,x\n")
+    (tmp_path / "one.csv").write_text(HEADER + "c.mp4,x\nd.mp4,y\n")
+    for train, val, multi_label, wrong in (
+        ("several.csv", "several.csv", False, "several"),
+        ("one.csv", "several.csv", False, "several"),
+        ("several.csv", "one.csv", True, "one"),
+    ):
+        with pytest.raises(ValueError, match=rf"{wrong}\.csv has .*data\.labels="):
+            read_splits(tmp_path, train=train, val=val, multi_label=multi_label)
+    found = read_splits(tmp_path, train="several.csv", val="several.csv", multi_label=True)
+    assert found.multi_label
+    check_splits(replace(found, val=[Record("c.mp4", (0,))], classes=["x"]))  # present or absent
+    with pytest.raises(ValueError, match="has a label"):
+        check_splits(replace(found, val=[Record("c.mp4", ())]))

@@ -171,19 +171,13 @@ def test_cut_and_missing_shards_name_their_clips(copy):
 
 def test_impossible_rows_of_the_index_are_refused(copy):
     store = ClipStore(copy)
-    changes = (
-        "frames = 1000000000",
-        "bytes = 1 << 62",
-        "offset = -8",
-        "shard = 7",
-        "width = 1 << 30",
-    )
+    changes = "frames = 1000000000", "bytes = 1 << 62", "offset = -8", "shard = 7"
     for row, change in enumerate(changes, 2):
         with closing(sqlite3.connect(store._index)) as database, database:
             database.execute(f"UPDATE clips SET {change} WHERE rowid = {row}")
         with pytest.raises(VideoError):
             store.open(f"videos/{row - 1}.mkv")
-    assert [error.path for error in store.verify()] == [f"videos/{n}.mkv" for n in range(1, 6)]
+    assert [error.path for error in store.verify()] == [f"videos/{n}.mkv" for n in range(1, 5)]
 
 
 def test_a_jpeg_of_another_size_is_not_decoded(folder):

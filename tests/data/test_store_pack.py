@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from ffn.data import ClipStore, Record, StoreError, pack
+from ffn import data
+from ffn.data import ClipStore, Record, StoreError
 from ffn.data.store import packing
 
 pytest.importorskip("av")
-
+SHARD = 48_000 / 2**20  # MiB, about three clips
+pack = partial(data.pack, shard_mib=SHARD)
 SLOW_PACK = """
 import sys, time
 from ffn.data import Record, pack
@@ -28,24 +31,12 @@ root, folder, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 add = packing._Writer.add
 def slowly(self, *given):
     add(self, *given)
-    self.shard_bytes = 48_000  # of about three clips
     print("packed", flush=True)
     time.sleep(0.1)
 packing._Writer.add = slowly
 records = [Record(f"{root}/videos/{i}.mkv", i) for i in range(10)]
-pack(records, folder, root=root, workers=workers)
+pack(records, folder, root=root, workers=workers, shard_mib=float(sys.argv[4]))
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_shards():
-    """Shards of about three clips."""
-    init = packing._Writer.__init__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            packing._Writer, "__init__", lambda self, *given: init(self, *given[:-1], 48_000)
-        )
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +61,7 @@ def names(folder):
 
 def start(root, folder, workers=0):
     return subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), str(workers)],
+        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), str(workers), str(SHARD)],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )

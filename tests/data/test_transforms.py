@@ -210,3 +210,16 @@ def test_crops_are_equal_for_all_frames_and_do_not_change_global_generators(mode
     assert not torch.equal(outs[0], outs[2])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1] == states[1]).all()
+
+
+def test_a_flip_exchanges_each_of_several_labels():
+    transform = TrainTransform(
+        Preprocessing(crop=8, resize=8), flip="swap", flip_pairs=[[0, 3]], scales=[1.0]
+    )
+    frames = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    frames[:, :, :4] = 255
+    found = set()
+    for seed in range(20):
+        x, label = transform(frames, (0, 1), rng(seed))
+        found.add((bool(x[0, 0, 0, 0]), label))  # whether the left side is bright
+    assert found == {(True, (0, 1)), (False, (1, 3))}

@@ -69,7 +69,7 @@ def pack(
     root: str | os.PathLike[str] | None = None,
     short_side: int = 256,
     quality: int = QUALITY,
-    shard_mib: int = 256,
+    shard_mib: float = 256,
     pattern: str = PATTERN,
     workers: int = 0,
     timeout: float = TIMEOUT,
@@ -105,10 +105,10 @@ def pack(
         FileExistsError: if `folder` holds other files.
         OSError: if the store cannot be written.
     """
-    if not records or min(short_side, shard_mib) < 1 or workers < 0 or not 1 <= quality <= 100:
+    if not records or min(short_side, quality) < 1 or quality > 100 or shard_mib <= 0:
         raise ValueError(
-            f"{len(records)} records, short_side {short_side}, shard_mib {shard_mib}, workers "
-            f"{workers}, quality {quality}; expected at least 1 (workers: 0), a quality up to 100"
+            f"{len(records)} records, short_side {short_side}, quality {quality}, shard_mib "
+            f"{shard_mib}; expected a record, and numbers above 0, a quality up to 100"
         )
     folder, options = Path(folder), (short_side, quality)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def pack(
         with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
             before = _finished(folder, options)
             with (
-                closing(_Writer(folder, before, options, shard_mib * 2**20)) as writer,
+                closing(_Writer(folder, before, options, int(shard_mib * 2**20))) as writer,
                 tempfile.TemporaryDirectory(prefix=TRANSFER, dir=folder) as transfer,
             ):
                 encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
