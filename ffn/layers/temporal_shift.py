@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.per_frame import ClipLength
@@ -30,13 +29,15 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         A new tensor of x's shape.
     """
     fold = x.shape[1] // divisor
-    # Without a condition on T or writes to slices, for exports and traces.
+    # For exports and traces: without a condition on T or writes to slices, and in four dimensions,
+    # which leaves OpenVINO the layout of its convolutions.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
-        later, earlier, rest = x.split([fold, fold, x.shape[2] - 2 * fold], 2)
-        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
-        earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
-        return torch.cat([later, earlier, rest], 2).flatten(0, 1)
+        later, earlier, rest = x.split([fold, fold, x.shape[1] - 2 * fold], 1)
+        time = torch.arange(frames, device=x.device).repeat(x.shape[0] // frames)
+        time = time.view(-1, 1, 1, 1)
+        later = torch.cat([later[1:], later[:1]]) * (time < frames - 1).to(x.dtype)
+        earlier = torch.cat([earlier[-1:], earlier[:-1]]) * (time > 0).to(x.dtype)
+        return torch.cat([later, earlier, rest], 1)
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
     return (_Shift.apply if needs_gradient else _shift)(x, frames, fold, False)
 
