@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from ffn import backbones
 from ffn.core import convert
 from ffn.engine import loop
-from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
@@ -134,18 +132,6 @@ def train_until(last: int | str, root: Path, output: Path, *more: str) -> None:
             patch.setattr(loop, "evaluate", kill)
         with pytest.raises(Killed):
             loop.train(run)
-
-
-def after_each_step(run: Run, function: Callable[[int], None]) -> None:
-    """Call a function after each step of a run, with the step's number, from 0."""
-    step = run.train_step.step
-
-    def watched(batches: Any, *, number: int, **given: Any) -> StepResult:
-        result = step(batches, number=number, **given)
-        function(number)
-        return result
-
-    run.train_step.step = watched
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
@@ -282,23 +268,3 @@ def toy_step(world: World, task: Task, views: str = "together", **more: Any) -> 
         sequential=views == "sequential",
         **more,
     )
-
-
-def share(values: Tensor, world: World) -> Tensor:
-    """This process's part of a batch."""
-    return values.chunk(world.size)[world.rank]
-
-
-def training_steps(world: World, views: str, checkpointed: bool = False) -> dict[str, Any]:
-    """Train in float64 on 8 videos per step, for three steps; return losses and state."""
-    task = flexible_task().double()
-    if checkpointed:
-        checkpoint_blocks(task.model)
-    step, losses = toy_step(world, task, views), []
-    for number in range(3):
-        videos = batch(size=8, seed=number)
-        clips = {t: share(clip.double(), world) for t, clip in videos["clips"].items()}
-        own = {"clips": clips, "label": share(videos["label"], world), "skipped": []}
-        (outputs,) = step.step([own], number=number, lr=0.01).outputs
-        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
-    return {"losses": losses, "state": task.model.state_dict()}

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from engine_toys import backward, batch, training_steps
-from forked import Ranks
+from engine_toys import backward, batch
 from torch import Tensor, nn
 from torchvision.models import mobilenet_v3_large
 
@@ -205,16 +204,6 @@ def test_keys_copies_and_extraction_do_not_change() -> None:
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     assert torch.equal(copied(clip), expected), "a copy must use its own weights"
-
-
-@pytest.mark.slow
-def test_two_processes(two_ranks: Ranks) -> None:
-    """In DDP."""
-    expected, found = (two_ranks.run(training_steps, "together", saves) for saves in (False, True))
-    for one, two in zip(expected, found, strict=True):
-        assert one["losses"] == [pytest.approx(losses, rel=1e-10) for losses in two["losses"]]
-        for key, value in one["state"].items():
-            torch.testing.assert_close(two["state"][key], value, rtol=1e-10, atol=1e-10)
 
 
 def test_blocks_of_every_backbone() -> None:

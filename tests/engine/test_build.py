@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from engine_toys import build, weights
 from torch import nn
 
 from ffn.core import extract
-from ffn.engine import build_messages, build_network
+from ffn.engine import build_network
 from ffn.engine.build import numbered_folder
 from ffn.engine.build_network import build_model
 from ffn.engine.config import ConfigError, load_config
@@ -81,15 +80,6 @@ def test_start_lines_have_model_data_and_warnings(
     assert len(warned) == 2
     assert "data.flip=random flips clips of 2 classes" in warned[0]
     assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[1]
-
-
-def test_warnings_about_flips_and_start_weights() -> None:
-    assert list(build_messages.flip_warnings(["cleft", "bright"])) == []
-
-    for start in (["a", "b"], None):
-        match, record = SimpleNamespace(classes=None), SimpleNamespace(classes=start)
-        warnings = build_messages.start_weight_warnings("best.pt", match, record, ["a", "b"])
-        assert list(warnings) == []
 
 
 # --- options that do not fit --------------------------------------------------------------------

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, batch, flexible_task, share, toy_step, training_steps
+from engine_toys import CPU, batch, flexible_task, toy_step
 from forked import Ranks
 from torch import Tensor
 
+from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.distributed import ReplicaError, World, check_replicas, on_main
 from ffn.engine.meter import Meter
+
+
+def share(values: Tensor, world: World) -> Tensor:
+    """This process's part of a batch."""
+    return values.chunk(world.size)[world.rank]
 
 
 def half_by_half() -> dict[str, Tensor]:
@@ -32,14 +38,32 @@ def half_by_half() -> dict[str, Tensor]:
     return {name: v for name, v in task.model.state_dict().items() if name in parameters}
 
 
+def training_steps(world: World, views: str, checkpointed: bool) -> dict[str, Tensor]:
+    """Train in float64 on 8 videos per step, for three steps; return the state."""
+    task = flexible_task().double()
+    if checkpointed:
+        checkpoint_blocks(task.model)
+    step = toy_step(world, task, views)
+    for number in range(3):
+        videos = batch(size=8, seed=number)
+        clips = {t: share(clip.double(), world) for t, clip in videos["clips"].items()}
+        own = {"clips": clips, "label": share(videos["label"], world), "skipped": []}
+        step.step([own], number=number, lr=0.01)
+    return task.model.state_dict()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("views", ["together", "sequential"])
-def test_two_processes_train_on_the_mean_gradient(two_ranks: Ranks, views: str) -> None:
+@pytest.mark.parametrize(
+    ("views", "checkpointed"), [("together", False), ("together", True), ("sequential", False)]
+)
+def test_two_processes_train_on_the_mean_gradient(
+    two_ranks: Ranks, views: str, checkpointed: bool
+) -> None:
     """In DDP, and with our averages after the backward passes of each view."""
     expected = half_by_half()
-    for found in two_ranks.run(training_steps, views):
+    for found in two_ranks.run(training_steps, views, checkpointed):
         for name, value in expected.items():
-            torch.testing.assert_close(found["state"][name], value, rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-10)
 
 
 def steps_with_empty_batches(

@@ -14,8 +14,6 @@ import pytest
 import torch
 from engine_toys import DRAWS, PROPORTIONAL, RANGES, options, read_log, weights
 
-from ffn.engine.checkpoints import load_checkpoint
-
 pytestmark = pytest.mark.slow
 
 FOUR = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
@@ -131,14 +129,3 @@ def test_losses_are_those_of_one_process(
     expected = weights(tmp_path / "1")
     for key, value in weights(tmp_path / "4").items():
         torch.testing.assert_close(value, expected[key], rtol=1e-6, atol=1e-6, msg=key)
-
-
-def test_statistics_of_other_processes_are_averaged(videos: Path, tmp_path: Path) -> None:
-    given, output = options(videos, tmp_path / "run", *FOUR), tmp_path / "output"
-    forked.train(given, world=2, prepare=partial(forked.kill, **DIES))
-    before = load_checkpoint(tmp_path / "run/last.pt")["training"]["buffers"]
-    assert len(before) == 2
-    assert any(not torch.equal(a, b) for a, b in zip(*before, strict=True))
-
-    assert forked.train(given, output=output) == [0]
-    assert "running statistics are averaged" in output.read_text()

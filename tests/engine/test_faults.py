@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -24,7 +23,6 @@ from engine_toys import (
     log_lines,
     options,
     read_log,
-    train,
     wait_for_step,
 )
 from torch.utils._pytree import tree_leaves
@@ -182,25 +180,3 @@ def test_bad_steps_of_one_process_are_skipped_by_all(videos: Path, tmp_path: Pat
     assert output.read_text().count("the loss is not finite at step 2: step skipped") == 1
     assert [e["bad_steps"] for e in read_log(tmp_path / "run")] == [0, *[1] * 9]
     assert len(load_checkpoint(tmp_path / "run/last.pt")["training"]["buffers"]) == 2
-
-
-def fill_disk(own: int, step: int) -> None:
-    def limit(self: Any, batch: dict[str, Any], *, number: int, **_: Any) -> None:
-        if number == step:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
-    forked.before_each_call(*STEP, limit)
-
-
-def test_full_disk_ends_the_run_and_keeps_its_checkpoints(videos: Path, tmp_path: Path) -> None:
-    given, output = options(videos, tmp_path / "run", "train.save_steps=1"), tmp_path / "output"
-    assert forked.train(given, output=output, prepare=partial(fill_disk, step=5)) == [2]
-
-    text = output.read_text()
-    assert re.search(r"ffn train: .*step_00000006\.pt", text)
-    assert "Traceback" not in text
-    assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 5
-    assert not list((tmp_path / "run").rglob("*.part"))
-    assert forked.train(given) == [0]
-    assert end_of(tmp_path / "run") == end_of(train(videos, tmp_path / "whole"))

@@ -47,16 +47,8 @@ def ten_steps(family: str) -> list[dict[str, float]]:
     steps = []
     for step in range(10):
         clips = {count: normal(4, 3, count, side, side) for count in COUNTS}
-        lr = learning_rate(
-            step / 5,
-            lr=0.01,
-            epochs=2,
-            schedule="step",
-            milestones=[1],
-            gamma=0.1,
-            final_lr=0.0,
-            warmup_epochs=0.5,
-        )
+        rates = {"lr": 0.01, "epochs": 2, "milestones": [1], "gamma": 0.1, "warmup_epochs": 0.5}
+        lr = learning_rate(step / 5, schedule="step", final_lr=0.0, **rates)
         set_learning_rate(optimizer, lr)
         outputs = task({"clips": clips, "label": torch.tensor([0, 1, 2, step % 3])})
         optimizer.zero_grad()

@@ -55,12 +55,6 @@ def test_test_of_a_parabola_ends_where_it_diverges() -> None:
     assert 0.01 < suggest(done, losses) * curvature < 0.5
 
 
-def test_averages() -> None:
-    """By hand."""
-    expected = np.average([3.0, 1.0, 4.0], weights=[0.95**2, 0.95, 1])
-    assert smooth([3.0, 1.0, 4.0])[-1] == pytest.approx(expected)
-
-
 def test_suggestion_for_a_known_curve() -> None:
     """A logistic curve with its center at 1e-3, which rises from 1e-1 on."""
     rates = rates_up_to(1, 600)
@@ -81,7 +75,9 @@ def test_loss_that_does_not_fall_gets_no_suggestion(losses: list[float]) -> None
     assert report_lines(rates, losses, 1)[-1].startswith("no suggestion")
 
 
-def test_divergence() -> None:
+def test_averages_and_divergence_by_hand() -> None:
+    expected = np.average([3.0, 1.0, 4.0], weights=[0.95**2, 0.95, 1])
+    assert smooth([3.0, 1.0, 4.0])[-1] == pytest.approx(expected)
     assert has_diverged([1.0, math.nan])
     assert not has_diverged([1.0, 50.0])  # too early
     assert not has_diverged([*[1.0] * (FIRST + 1), 10.0])

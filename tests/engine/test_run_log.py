@@ -159,12 +159,10 @@ def test_means_are_over_micro_batches_of_good_steps() -> None:
     assert meter.means() == {"bad_steps": 0}
 
 
-def test_top1_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top1_and_memory() -> None:
     """Of soft labels, the larger share counts."""
     logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
     assert top1(logits, torch.tensor([1, 2, 1, 0])) == 0.5
     label = torch.tensor([[0.3, 0.7, 0.0], [0.6, 0.0, 0.4], [0.9, 0.05, 0.05], [0.0, 0.4, 0.6]])
     assert top1(logits, label) == 0.75
     assert 50 < memory_mib(torch.device("cpu")) < 100_000
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
-    assert memory_mib(torch.device("cuda")) == 3

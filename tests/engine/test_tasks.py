@@ -131,10 +131,6 @@ def test_tasks_are_built_from_options() -> None:
     assert PlainTask.from_options(nn.Identity(), plain).frames == 4
     assert PlainTask.conversion(plain) is None
     assert TASKS["plain"] is register_task("plain")(PlainTask)  # a module that is imported again
-    with pytest.raises(ValueError, match="name 'plain' is taken"):
-        register_task("plain")(FlexibleTask)
-    with pytest.raises(KeyError, match="did you mean plain"):
-        TASKS["plian"]
 
 
 # --- gradients ----------------------------------------------------------------------------------
