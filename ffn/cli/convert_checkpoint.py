@@ -22,7 +22,7 @@ def convert_checkpoint(
     /,
     *,
     model: str,
-    implementation: Annotated[Source, Parameter(name="--from")],
+    implementation: Annotated[Source | None, Parameter(name="--from")] = None,
     trained_frames: FrameCounts | None = None,
     num_classes: int | None = None,
     preprocessing: Annotated[list[str] | None, Parameter(name="--preprocessing")] = None,
@@ -38,7 +38,7 @@ def convert_checkpoint(
         source: A .pth, .pyth, .tar or .pkl file.
         target: Ends in .safetensors.
         model: Name of the model in ffn, e.g. tsm_r50.
-        implementation: That wrote the file.
+        implementation: That wrote the file; default: detected from the names of its entries.
         trained_frames: Frame counts of a flexible checkpoint; for a plain one, those of the
             flexible network to build from it.
         num_classes: Default: that of the checkpoint. Another number gives a new classifier.
@@ -77,11 +77,11 @@ def convert_checkpoint(
         "classes": names,
         "trained_frames": converted.trained_frames,
         "preprocessing": Preprocessing.from_dict(known).to_dict(),
-        "source": f"{implementation}: {source.name}",
+        "source": f"{converted.source}: {source.name}",
     }
     record = save_weights(converted.model, target, meta, overwrite=overwrite)
     counts = " ".join(map(str, converted.trained_frames or ["none, a plain network"]))
-    print(f"{converted.match}\ntrained frames: {counts}")
+    print(f"source: {converted.source}\n{converted.match}\ntrained frames: {counts}")
     print(f"classes: {converted.num_classes}" + ("" if names else ", unnamed"))
     shown = ", ".join(f"{key} {value}" for key, value in record.preprocessing.items())
     print(f"preprocessing: {shown} (change it with --preprocessing)")

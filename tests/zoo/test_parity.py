@@ -58,10 +58,7 @@ def load_reference(reference: str) -> nn.Module:
     state = parity.reference(family, network.state_dict())
     assert parity.fingerprint(state) == EXPECTED[family]["logits"][reference]["entries"]
     converted = from_foreign(
-        state,
-        source="ffn-pytorch",
-        model=OURS[reference],
-        trained_frames=trained if flexible else None,
+        state, model=OURS[reference], trained_frames=trained if flexible else None
     )
     assert not converted.match.faults
     return converted.model

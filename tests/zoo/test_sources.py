@@ -21,7 +21,7 @@ from ffn import cli, load
 from ffn.backbones import slowfast
 from ffn.layers import ShiftConv2d
 from ffn.zoo import WeightsError, create_model
-from ffn.zoo.remap import from_foreign, preprocessing_of, read_foreign, rename
+from ffn.zoo.remap import detect_source, from_foreign, preprocessing_of, read_foreign, rename
 
 State = dict[str, Tensor]
 
@@ -159,6 +159,8 @@ def test_every_entry_finds_its_place(
 ) -> None:
     ours = numbered(model)
     theirs = {name(k): v for k, v in ours.items() if name(k) is not None}
+    assert detect_source(theirs) == source
+
     found = rename(theirs, source)
 
     assert found.keys() == {k for k in ours if name(k) is not None}
@@ -185,11 +187,11 @@ def test_a_caffe2_checkpoint_becomes_a_frame_flexible_network(tmp_path: Path, ca
     path, out = tmp_path / "SLOWFAST_8x8_R50.pkl", tmp_path / "out.safetensors"
     path.write_bytes(pickle.dumps({"blobs": blobs, "cfg": "TRAIN: ..."}, protocol=2))
 
-    given = ["--from", "pyslowfast", "--model", "slowfast_r50", "--trained-frames", "8", "32"]
-    status = main([str(path), str(out), *given])
+    status = main([str(path), str(out), "--model", "slowfast_r50", "--trained-frames", "8", "32"])
 
     printed = capsys.readouterr()
     assert status == 0, printed.err
+    assert "source: pyslowfast\n" in printed.out
     assert "mean [0.45, 0.45, 0.45]" in printed.out
     model = load(out)
     assert model.trained_frames == (8, 32)
@@ -204,10 +206,12 @@ def test_torchvision_s_mobilenet_gives_its_outputs() -> None:
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.uniform_(-0.1, 0.1)
             module.running_var.uniform_(0.5, 1.5)
-    given = {"model": "tsm_mobilenetv2", "source": "image"}
-    flexible = from_foreign(image.state_dict(), num_classes=4, trained_frames=(2, 8), **given)
+    assert detect_source(image.state_dict()) == "image"
+    flexible = from_foreign(
+        image.state_dict(), model="tsm_mobilenetv2", num_classes=4, trained_frames=(2, 8)
+    )
     assert flexible.match.classes == (7, 4)
-    network = from_foreign(image.state_dict(), **given).model.eval()
+    network = from_foreign(image.state_dict(), model="tsm_mobilenetv2").model.eval()
     for module in network.modules():
         if isinstance(module, ShiftConv2d):
             module.divisor = 10**6  # shifts no channel
@@ -222,9 +226,9 @@ def test_a_tsm_that_shifts_elsewhere_is_refused() -> None:
     every_second = re.compile(r"base_model\.layer\d\.\d*[13579]\.conv1\.net\.")
     theirs = {k.replace(".net.", ".") if every_second.match(k) else k: v for k, v in theirs.items()}
 
-    assert not from_foreign(theirs, model="tsm_r101_alternate", source="tsm").match.faults
+    assert not from_foreign(theirs, model="tsm_r101_alternate").match.faults
     with pytest.raises(WeightsError, match="shifts 18 convolutions, the model 33"):
-        from_foreign(theirs, model="tsm_r101", source="tsm")
+        from_foreign(theirs, model="tsm_r101")
 
 
 def test_slow_frames_of_mmaction2() -> None:
@@ -269,7 +273,7 @@ def test_a_backbone_without_a_classifier_needs_a_number_of_classes(tmp_path: Pat
     }
     head = {f"classifier.{leaf}": theirs.pop(f"new_fc.{leaf}") for leaf in ("weight", "bias")}
     path, out = tmp_path / "backbone.pt", tmp_path / "out.safetensors"
-    command = [str(path), str(out), "--from", "tsm", "--model", "tsm_mobilenetv2"]
+    command = [str(path), str(out), "--model", "tsm_mobilenetv2"]
 
     torch.save(theirs | head, path)
     assert main(command) == 0
@@ -289,7 +293,9 @@ def test_a_backbone_without_a_classifier_needs_a_number_of_classes(tmp_path: Pat
     assert load(out).net.classifier.out_features == 6
 
     with pytest.raises(ValueError, match=r"expected|must be"):
-        from_foreign(theirs | head, model="tsm_mobilenetv2", source="image", num_classes=0)
+        from_foreign(theirs | head, model="tsm_mobilenetv2", num_classes=0)
+    with pytest.raises(WeightsError, match="of none of ffn-pytorch, tsm, pyslowfast"):
+        detect_source({"encoder.weight": torch.ones(1)})
     with pytest.raises(ValueError, match='source is "mmaction"; allowed: ffn-pytorch'):
         rename({}, "mmaction")
 

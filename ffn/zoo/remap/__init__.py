@@ -8,6 +8,7 @@ from ffn.zoo.remap.files import read_foreign
 from ffn.zoo.remap.foreign import (
     SOURCES,
     Converted,
+    detect_source,
     from_foreign,
     preprocessing_of,
     rename,
@@ -16,6 +17,7 @@ from ffn.zoo.remap.foreign import (
 __all__ = [
     "SOURCES",
     "Converted",
+    "detect_source",
     "from_foreign",
     "preprocessing_of",
     "read_foreign",

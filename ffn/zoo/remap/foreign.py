@@ -1,9 +1,9 @@
-"""Build a network from another implementation's state dict: rename, compare, load."""
+"""Build a network from another implementation's state dict: detect, rename, compare, load."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,51 @@ from ffn.zoo.remap import names
 from ffn.zoo.remap.names import State, is_flexible
 from ffn.zoo.state_match import Match, match_state
 
-SOURCES = ("ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image")
 _HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
+
+
+def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
+    """Whether every pattern matches the start of a name."""
+    return all(any(re.match(pattern, key) for key in state) for pattern in patterns)
+
+
+_SHIFTED = r".*\.(conv1|conv\.0)\.net\."  # in TSM's repository, the convolution of a TemporalShift
+
+
+def _is_ffn_pytorch(state: Mapping[str, Tensor]) -> bool:
+    plain = _has(state, r"base_model\.", r"new_fc\.") and not _has(state, _SHIFTED)
+    return plain or (is_flexible(state) and _has(state, r"base_model\.|s1\.|patch_embed"))
+
+
+def _is_pyslowfast(state: Mapping[str, Tensor]) -> bool:
+    return _has(state, r"s1\.pathway0_stem") or _has(state, r"res2_0_branch2a_w$")
+
+
+# Recognizes the checkpoints of each source; the first one that matches is taken.
+SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
+    "ffn-pytorch": _is_ffn_pytorch,
+    "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
+    "pyslowfast": _is_pyslowfast,
+    "uniformer": lambda state: _has(state, r"patch_embed1\.", r"blocks1\."),
+    "mmaction2": lambda state: _has(state, r"backbone\.", r"cls_head\."),
+    "image": lambda state: _has(state, r"(conv1|stem|conv_stem|features\.0)\."),
+}
+
+
+def detect_source(state: Mapping[str, Tensor]) -> str:
+    """The source, one of `SOURCES`, of a state dict, by the names of its entries.
+
+    Raises:
+        WeightsError: no source matches.
+    """
+    for source, wrote in SOURCES.items():
+        if wrote(state):
+            return source
+    first = ", ".join(list(state)[:3])
+    raise WeightsError(
+        f"the names of its entries ({first}, …) are of none of {', '.join(SOURCES)}; if it is of "
+        "one of them, pass it as --from"
+    )
 
 
 def rename(
@@ -44,12 +87,12 @@ def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]
     The code of SlowFast and of UniFormer subtracts 0.45 and divides by 0.225; UniFormer in
     FFN-pytorch was trained on BGR.
     """
-    if not any(key.startswith(("s1.", "patch_embed", "res2_0_branch2a_w")) for key in state):
+    if not _has(state, r"s1\.|patch_embed|res2_0_branch2a_w$"):
         return {}
     known: dict[str, Any] = {"mean": [0.45] * 3, "std": [0.225] * 3}
     if source == "ffn-pytorch":
         known["sampling"] = "interval"
-        known["color"] = "rgb" if any(key.startswith("s1.") for key in state) else "bgr"
+        known["color"] = "bgr" if _has(state, "patch_embed") else "rgb"
     return known
 
 
@@ -59,6 +102,7 @@ class Converted:
 
     Attributes:
         model: the network.
+        source: the implementation that wrote the checkpoint.
         num_classes: of the network.
         trained_frames: its counts, ascending; None for a plain network.
         match: which entries came from the checkpoint.
@@ -66,6 +110,7 @@ class Converted:
     """
 
     model: nn.Module
+    source: str
     num_classes: int
     trained_frames: tuple[int, ...] | None
     match: Match
@@ -76,7 +121,7 @@ def from_foreign(
     state: Mapping[str, Tensor],
     *,
     model: str,
-    source: str,
+    source: str | None = None,
     trained_frames: tuple[int, ...] | None = None,
     num_classes: int | None = None,
 ) -> Converted:
@@ -85,7 +130,7 @@ def from_foreign(
     Args:
         state: from :func:`~ffn.zoo.remap.read_foreign`.
         model: name of the model, see :func:`ffn.create_model`.
-        source: the implementation that wrote the checkpoint, one of `SOURCES`.
+        source: one of `SOURCES`; by default detected from the names of the entries.
         trained_frames: the counts of a flexible checkpoint; for a plain one, those of the network
             to build: private copies start from the plain norm, alterations at N(0, 1e-3).
         num_classes: of the network; by default the checkpoint's. With another number, or for a
@@ -96,6 +141,7 @@ def from_foreign(
         WeightsError: the checkpoint does not fit the model, or it has no classifier and no
             ``num_classes`` is given.
     """
+    source = source or detect_source(state)
     if trained_frames is not None:
         trained_frames = tuple(frame_ranges(trained_frames))
     ours = rename(state, source, trained_frames)
@@ -124,7 +170,7 @@ def from_foreign(
         if trained_frames is not None and not flexible:
             network = convert(network, trained_frames)
     known = preprocessing_of(source, state)
-    return Converted(network, num_classes, trained_frames, match, known)
+    return Converted(network, source, num_classes, trained_frames, match, known)
 
 
 def _classes(state: Mapping[str, Tensor], source: str) -> int:
