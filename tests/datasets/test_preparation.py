@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from preparation_layouts import NAMES, Layouts, index, labels, problems
 
-from ffn.data import read_annotation_rows, read_annotations, read_classes
-from ffn.datasets import DATASETS, PreparationError, SplitSettings, prepare
+from ffn.data import read_annotation_rows, read_annotations, read_classes, swap_pairs
+from ffn.datasets import (
+    DATASETS,
+    PreparationError,
+    SplitSettings,
+    mirror_pairs,
+    mirror_problems,
+    prepare,
+)
 
 
 def test_something_v1(layouts: Layouts) -> None:
@@ -304,3 +311,35 @@ def test_folder_keeps_groups_together(layouts: Layouts) -> None:
     for name in ("train", "val"):  # for the warnings of a training, and for cross-validation
         listed = read_annotation_rows(layouts.root / f"index/{name}.csv")
         assert all(row.others["group"] == row.path.split("/")[1][:2] for row in listed)
+
+
+def test_classes_that_a_flip_exchanges() -> None:
+    names = [
+        "Plugging something into something but pulling it right out as you remove your hand",
+        "Pulling something from left to right",
+        "Pulling something from right to left",
+        "Pushing something from right to left",
+        "Pushing something from left to right",
+        "Putting something upright on the table",
+        "SwipeLeft",
+        "SwipeRight",
+        "turn clockwise",
+        "turn anti-clockwise",
+        "left hand then right foot",
+        "right hand then left foot",
+        "right away",
+    ]
+
+    pairs = mirror_pairs(names)
+
+    numbers = [[1, 2], [3, 4], [6, 7], [8, 9], [10, 11]]
+    assert pairs == [(names[one], names[other]) for one, other in numbers]
+    assert mirror_problems(names) == []
+    assert swap_pairs(pairs, names) == numbers
+
+
+def test_classes_without_a_single_mirror_image() -> None:
+    assert mirror_problems(["left hook", "jump"]) == ["left hook"]
+    two = ["turn clockwise", "turn counterclockwise", "turn anticlockwise"]
+    assert mirror_pairs(two) == []
+    assert mirror_problems(two) == two
