@@ -19,7 +19,6 @@ _HOMES = {
     "create_model": "ffn.zoo",
     "extract": "ffn.core",
     "freeze": "ffn.engine.freezing",
-    "from_pretrained": "ffn.zoo",
     "fuse": "ffn.export",
     "list_models": "ffn.zoo",
     "list_weights": "ffn.zoo",

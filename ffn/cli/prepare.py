@@ -41,7 +41,6 @@ def prepare(
     root: ExistingDirectory,
     output: Path | None = None,
     annotations: ExistingDirectory | None = None,
-    videos: Path | None = None,
     verify: bool = False,
     overwrite: Overwrite = False,
     pattern: str | None = None,
@@ -64,10 +63,9 @@ def prepare(
 
     Args:
         dataset: sthv1, sthv2, k400, k600, k700, hmdb51, ucf101, jester, or folder: your own videos.
-        root: Folder of the data set.
+        root: Folder of the data set, or of one of several copies of its videos.
         output: Folder of the index; default: ROOT/index.
         annotations: Folder of the official lists; default: found under ROOT.
-        videos: The only folder under ROOT to search for videos.
         verify: Decode and count all frames.
         pattern: File names in a folder of frames; default: {:05d}.jpg.
         workers: Processes; 0: in this process, without timeout; default: the number of cores.
@@ -94,7 +92,6 @@ def prepare(
         root,
         output=output,
         annotations=annotations,
-        videos=videos,
         split=datasets.SplitSettings(**split) if split else None,
         copies=copies,
         pattern=pattern or PATTERN,

@@ -59,20 +59,6 @@ class Inventory:
                 found[video_name(path)].append(path)
         return dict(found)
 
-    def within(self, folder: str | os.PathLike[str]) -> Inventory:
-        """An inventory with the videos and frame folders in one folder only, and all lists.
-
-        Raises:
-            NotADirectoryError: if there is no such folder below the root.
-        """
-        below = (self.root / folder).absolute()
-        if not below.is_dir() or not below.is_relative_to(self.root):
-            raise NotADirectoryError(f"{below} is not a folder below {self.root}")
-        start = "" if below == self.root else f"{below.relative_to(self.root).as_posix()}/"
-        videos = tuple(path for path in self.videos if path.startswith(start))
-        folders = tuple(path for path in self.folders if path.startswith(start))
-        return Inventory(self.root, videos, folders, self.lists)
-
     def find_list(self, pattern: str) -> list[Path]:
         """List files whose whole name matches a regular expression, ignoring case."""
         expression = re.compile(pattern, re.IGNORECASE)

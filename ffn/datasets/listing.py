@@ -129,7 +129,8 @@ class Listing:
     def choose(self, entry: Entry, paths: Sequence[str]) -> None:
         """Set the path of an entry to the only one of `paths`; several are a problem."""
         if len(paths) > 1:
-            cause = f"{entry.where}: may be any of {', '.join(paths[:4])}"
+            shown = ", ".join(paths[:4])
+            cause = f"{entry.where}: may be any of {shown}; name one folder with --root"
             self.add_problem("ambiguous", entry.split, entry.name, cause)
             self.known |= set(paths)
         elif paths:

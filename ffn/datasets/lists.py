@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ffn.data.lists import read_lines as numbered_lines
 from ffn.datasets.disk import Inventory
 from ffn.datasets.listing import PreparationError
 
@@ -55,31 +56,22 @@ def _readable(pattern: str) -> str:
     return pattern.replace("(?:", "(").replace("\\.", ".").replace(".*", "…").replace("[-_]?", "-")
 
 
-def read_text(path: Path) -> str:
-    """Text of a list.
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Position (`file:line`) and stripped text of each line that is not blank.
 
     Raises:
-        PreparationError: if it is not UTF-8.
+        ValueError: if it is not UTF-8 text.
     """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PreparationError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Position (`file:line`) and stripped text of each line that is not blank."""
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if line.strip():
-            yield f"{path.name}:{number}", line.strip()
+    for number, line in numbered_lines(path):
+        yield f"{path.name}:{number}", line.strip()
 
 
 def read_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Position (`file:line`) and stripped cells of each row of a table that is not blank."""
-    table = csv.reader(read_text(path).splitlines(), delimiter=delimiter)
-    for row in table:
-        if any(cell.strip() for cell in row):
-            yield f"{path.name}:{table.line_num}", [cell.strip() for cell in row]
+    for number, line in numbered_lines(path):
+        cells = [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+        if any(cells):
+            yield f"{path.name}:{number}", cells
 
 
 def read_header(path: Path) -> list[str]:

@@ -50,7 +50,6 @@ def prepare(
     *,
     output: str | Path | None = None,
     annotations: str | Path | None = None,
-    videos: str | Path | None = None,
     split: SplitSettings | None = None,
     copies: CopySettings | None = None,
     pattern: str = PATTERN,
@@ -64,10 +63,9 @@ def prepare(
 
     Args:
         dataset: A name in `DATASETS`.
-        root: Folder of the data set; the paths of the index are relative to it.
+        root: Folder of the videos; the paths of the index are relative to it.
         output: Folder of the index; default `index` under the root.
         annotations: Folder of the official lists; default: searched for under the root.
-        videos: The only folder below the root to search for videos, if there are several copies.
         split: How to split videos without official splits; default `SplitSettings()`.
         copies: Copies to make; the index then lists the copies.
         pattern: File name of a frame in a frame folder.
@@ -81,7 +79,6 @@ def prepare(
     Raises:
         PreparationError: if the data set cannot be prepared.
         FileExistsError: if a file would be overwritten.
-        NotADirectoryError: if `videos` is not a folder below the root.
         ValueError: if the timeout is out of range, or the pattern has not exactly one field for a
             number.
     """
@@ -91,8 +88,6 @@ def prepare(
         raise PreparationError(f"{root} is not a folder; name the folder of the data set")
     output = root / "index" if output is None else Path(output).absolute()
     disk = _search(root, output, [] if copies is None else [copies.folder])
-    if videos is not None:
-        disk = disk.within(videos)
     lists = disk if annotations is None else scan(Path(annotations).absolute())
     listing = _read_lists(dataset, disk, lists, split)
     usable = check(listing, disk)

@@ -6,7 +6,7 @@ from ffn.zoo.fetch import early_exit_beside, early_exit_path, fetch_weights
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
-from ffn.zoo.repositories import from_pretrained, push_to_hub
+from ffn.zoo.repositories import push_to_hub
 from ffn.zoo.save import save_weights, state_sha256
 from ffn.zoo.state_match import Match, match_state
 
@@ -20,7 +20,6 @@ __all__ = [
     "early_exit_path",
     "fetch_weights",
     "find_record",
-    "from_pretrained",
     "home",
     "list_models",
     "list_weights",

@@ -1,7 +1,7 @@
 """Fetch weights: the local file of a name of the zoo, or of the Hugging Face Hub.
 
 A repository of the Hub holds the weights, ``model.safetensors``, and their record, ``model.yaml``,
-which has their SHA-256. It may hold an early exit for them, ``model.early_exit.json``.
+which has their SHA-256.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ffn.zoo.download import download, home, is_offline, sha256_of
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 
 HUB_WEIGHTS, HUB_RECORD = "model.safetensors", "model.yaml"
-HUB_EARLY_EXIT = "model.early_exit.json"
 _REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
 
 
@@ -60,7 +59,7 @@ def fetch_repository(name: str) -> Path:
             connection.
 
     Returns:
-        Path of the weights, in ``FFN_HOME/hub``; the record and an early exit are next to them.
+        Path of the weights, in ``FFN_HOME/hub``; the record is next to them.
 
     Raises:
         WeightsError: there is no such repository or file, no connection and no copy, or a folder
@@ -76,7 +75,7 @@ def fetch_repository(name: str) -> Path:
             revision=revision,
             cache_dir=cache,
             local_files_only=is_offline(),
-            allow_patterns=[HUB_WEIGHTS, HUB_RECORD, HUB_EARLY_EXIT],
+            allow_patterns=[HUB_WEIGHTS, HUB_RECORD],
         )
     except Exception as error:  # huggingface_hub raises errors of several packages
         cause = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")

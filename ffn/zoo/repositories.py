@@ -1,37 +1,17 @@
-"""Load weights from the Hugging Face Hub, and publish them with a model card."""
+"""Publish weights on the Hugging Face Hub, with a model card."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from ffn.files import write_text
-from ffn.zoo.fetch import HUB_EARLY_EXIT, HUB_WEIGHTS, early_exit_beside, is_repository
-from ffn.zoo.load import load, load_with_record
+from ffn.zoo.fetch import HUB_WEIGHTS, is_repository
+from ffn.zoo.load import load_with_record
 from ffn.zoo.records import WeightRecord, WeightsError
-from ffn.zoo.save import save_weights, state_sha256
-
-
-def from_pretrained(repo: str, *, device: str | torch.device = "cpu") -> nn.Module:
-    """Load a trained network from the Hugging Face Hub, in eval mode.
-
-    Args:
-        repo: "user/name" or "user/name@revision", as :func:`push_to_hub` writes it.
-        device: where to put the network.
-
-    Raises:
-        ValueError: another form of name.
-        WeightsError: there is no such repository, or it cannot be used; see :func:`ffn.load`.
-    """
-    name = repo if repo.startswith("hf://") else f"hf://{repo}"
-    is_repository(name)  # raises: load would report a file
-    return load(name, device=device)
+from ffn.zoo.save import save_weights
 
 
 def check_repository(repo: str) -> None:
@@ -49,9 +29,8 @@ def push_to_hub(
 ) -> str:
     """Publish weights in a repository of the Hugging Face Hub, with a model card.
 
-    The repository is created if it does not exist. The card is written from the record. An early
-    exit that is kept with the weights (:func:`ffn.zoo.early_exit_beside`) is published with them.
-    Without `private`, a new repository is as visible as the settings of its owner say.
+    The repository is created if it does not exist. The card is written from the record. Without
+    `private`, a new repository is as visible as the settings of its owner say.
 
     Args:
         weights: name or path, as :func:`ffn.load` takes it.
@@ -63,7 +42,7 @@ def push_to_hub(
         The name by which ``ffn.load`` reads them, ``hf://user/name``.
 
     Raises:
-        ValueError: another form of name, or the early exit belongs to other weights.
+        ValueError: another form of name.
         FileExistsError: the repository has weights, and ``overwrite`` is false.
         WeightsError: the weights cannot be read, the repository is public and `private` is true,
             or the Hub refuses them.
@@ -74,11 +53,6 @@ def push_to_hub(
     check_repository(repo)
     name = f"hf://{repo}"
     model, record = load_with_record(weights)
-    early_exit = early_exit_beside(weights)
-    if early_exit is not None and state_sha256(model.state_dict()) not in early_exit.read_text():
-        raise ValueError(
-            f"{early_exit} is no early exit of {weights}; delete it, or fit one to these weights"
-        )
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(repo, private=private or None, exist_ok=True)
@@ -95,16 +69,8 @@ def push_to_hub(
         with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
             meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
             saved = save_weights(model, Path(folder, HUB_WEIGHTS), meta | {"source_format": None})
-            if early_exit is not None:
-                shutil.copyfile(early_exit, Path(folder, HUB_EARLY_EXIT))
-            card = model_card(saved, repo, early_exit=early_exit is not None)
-            write_text(Path(folder, "README.md"), card)
-            api.upload_folder(
-                repo_id=repo,
-                folder_path=folder,
-                commit_message="Weights of ffn",
-                delete_patterns=[HUB_EARLY_EXIT],  # that of earlier weights
-            )
+            write_text(Path(folder, "README.md"), model_card(saved, repo))
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Weights of ffn")
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         cause = str(error).strip().partition("\n")[0]
         raise WeightsError(
@@ -114,11 +80,10 @@ def push_to_hub(
     return name
 
 
-def model_card(record: WeightRecord, repo: str, *, early_exit: bool = False) -> str:
+def model_card(record: WeightRecord, repo: str) -> str:
     """The README of a repository: what the network is, its accuracy, and how to use it."""
     # A plain network has the counts of its training in its config.
     trained = record.trained_frames or record.options("task").get("frames") or (8,)
-    frames = '"early_exit"' if early_exit else max(trained)
     about = f"`{record.model}`, a network for video recognition."
     if record.trained_frames is not None:
         about += " One set of weights for any number of frames, with sub-networks of "
@@ -151,7 +116,7 @@ pip install frame-flexible
 import ffn
 
 predictor = ffn.Predictor("hf://{repo}")
-print(predictor("video.mp4", frames={frames}).top(5))
+print(predictor("video.mp4", frames={max(trained)}).top(5))
 ```
 {table}{classes}{", ".join(record.classes or ())}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from video_fixtures import write_folder  # noqa: F401  a fixture of all tests here
+from video_fixtures import write_folder, write_video  # noqa: F401  fixtures of all tests here
 
 from ffn.datasets.synthetic import generate
 

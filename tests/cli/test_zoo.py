@@ -16,12 +16,6 @@ FOLDER = Path(__file__).parents[2] / "model_zoo"
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FFN_HOME", str(tmp_path))
-    return tmp_path
-
-
 def test_the_page_names_all_weights_and_models() -> None:
     """`ffn zoo table --write` writes it."""
     written = (FOLDER / "README.md").read_text()
@@ -58,7 +52,7 @@ def test_models_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fetch_prints_path_size_and_hash_and_tries_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["zoo", "fetch", "tsm_tiny.motion_f4*", SHIPPED]) == 0
     path = FOLDER / f"weights/{SHIPPED}.safetensors"
@@ -66,6 +60,7 @@ def test_fetch_prints_path_size_and_hash_and_tries_all(
     line = f"{SHIPPED}: {path}, 1,295,392 bytes, sha256 {digits}\n"
     assert capsys.readouterr() == (line, "")
 
+    monkeypatch.setenv("FFN_HOME", str(tmp_path))
     monkeypatch.setenv("FFN_OFFLINE", "1")
     names = ["tsm_tiny.motio", "tsm_r50.k400_f16", "hf://me/net"]
     assert main(["zoo", "fetch", *names, SHIPPED]) == 1

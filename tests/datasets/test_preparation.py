@@ -224,12 +224,8 @@ def test_a_video_in_several_forms(layouts: Layouts) -> None:
     layouts.video("mp4/1.mp4")
     summary = prepare("sthv2", layouts.root, overwrite=True)
     assert ("ambiguous", "train", "1") in problems(summary)
-    prepare("sthv2", layouts.root, overwrite=True, videos="mp4")
-    assert list(labels(layouts.root, "train")) == ["mp4/1.mp4"]
-    prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root / "frames")
-    assert list(labels(layouts.root, "train")) == ["frames/1"]
-    with pytest.raises(NotADirectoryError, match="not a folder below"):
-        prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root.parent)
+    prepare("sthv2", layouts.root / "mp4", annotations=layouts.root)
+    assert list(labels(layouts.root / "mp4", "train")) == ["1.mp4"]
 
 
 def test_what_cannot_be_prepared(layouts: Layouts, tmp_path: Path) -> None:

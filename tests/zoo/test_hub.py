@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +12,7 @@ import yaml
 from servers import COMMIT
 
 import ffn
-from ffn.zoo import (
-    WeightsError,
-    early_exit_beside,
-    early_exit_path,
-    load,
-    save_weights,
-    state_sha256,
-)
+from ffn.zoo import WeightsError, load, save_weights, state_sha256
 from ffn.zoo.repositories import model_card
 
 NAME = "hf://me/net"
@@ -32,8 +24,6 @@ def test_a_repository_is_loaded_and_cached(hub, network) -> None:
         model = load(name)
         assert state_sha256(model.state_dict()) == expected
         assert model.record.classes == ("left", "right", "still")
-        again = ffn.from_pretrained(name.removeprefix("hf://"))
-        assert state_sha256(again.state_dict()) == expected
 
 
 def test_a_copy_is_used_without_a_connection(hub, monkeypatch) -> None:
@@ -68,9 +58,8 @@ def test_what_cannot_be_used(hub) -> None:
     with pytest.raises(WeightsError, match="its record has"):
         load(NAME)
     for wrong in ("net", "me/net/file", "", "me/n et"):
-        for read in (ffn.from_pretrained, lambda name: load(f"hf://{name}")):
-            with pytest.raises(ValueError, match="expected hf://user/name or hf://user/name@"):
-                read(wrong)
+        with pytest.raises(ValueError, match="expected hf://user/name or hf://user/name@"):
+            load(f"hf://{wrong}")
 
 
 class Api:
@@ -91,11 +80,7 @@ class Api:
     def file_exists(self, repo_id: str, filename: str) -> bool:
         return (self.root / repo_id / filename).exists()
 
-    def upload_folder(
-        self, *, repo_id: str, folder_path: str, commit_message: str, delete_patterns: list[str]
-    ) -> None:
-        for name in delete_patterns:
-            (self.root / repo_id / name).unlink(missing_ok=True)
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
 
 
@@ -137,23 +122,6 @@ def test_what_is_published_can_be_loaded(hub, api, saved, network, monkeypatch) 
     monkeypatch.setattr(api, "create_repo", refuse)
     with pytest.raises(WeightsError, match=r"cannot publish hf://me/net: 401 .*`hf auth login`"):
         ffn.push_to_hub(saved, "me/net")
-
-
-def test_an_early_exit_is_published_with_its_weights(hub, api, saved, network) -> None:
-    ffn.push_to_hub(saved, "me/net")
-    hub.folder = api.root / "me/net"
-    assert early_exit_beside(NAME) is None
-
-    content = json.dumps({"weights_sha256": state_sha256(network.state_dict())})
-    early_exit_path(saved).write_text(content)
-    ffn.push_to_hub(saved, "me/net", overwrite=True)
-    hub.commit = COMMIT[::-1]
-    assert early_exit_beside(NAME).read_bytes() == early_exit_path(saved).read_bytes()
-    assert 'frames="early_exit")' in (hub.folder / "README.md").read_text()
-
-    early_exit_path(saved).write_bytes(b"no early exit")
-    with pytest.raises(ValueError, match="is no early exit of"):
-        ffn.push_to_hub(saved, "me/net", overwrite=True)
 
 
 def test_the_model_card(saved) -> None:

@@ -64,12 +64,8 @@ def _read_caffe2(path: Path) -> dict[str, Tensor]:
     refuse_web_page(path)
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
-    except pickle.UnpicklingError as error:
-        raise WeightsError(f"{path} is not a Caffe2 file, or not a safe one: {error}") from None
     except Exception as error:  # a damaged pickle may raise any error
-        raise WeightsError(
-            f"{path} is damaged, truncated, or not a pickle; download or copy it again ({error})"
-        ) from None
+        raise WeightsError(f"{path} is damaged, or not a Caffe2 file of arrays: {error}") from None
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict):
         raise WeightsError(f"{path} holds no Caffe2 blobs, but {_describe(content)}")
