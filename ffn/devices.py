@@ -22,7 +22,6 @@ def _read_processor() -> dict[str, str]:
 
 PROCESSOR = _read_processor()
 FLAGS = PROCESSOR.get("flags", PROCESSOR.get("Features", "")).split()
-HAS_AMX = "amx_tile" in FLAGS  # a constant: torch.compile cannot call functions of the system
 
 
 def usable_cores() -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from einops import rearrange
 from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from torch.nn import functional as F
 
 from ffn.backbones.registry import register
 from ffn.clips import is_exporting
-from ffn.devices import HAS_AMX
 from ffn.layers import AlterationSite, PooledClassifier, check_clip
 
 
@@ -115,7 +113,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, N, C) to the same shape; attention over the N tokens."""
         q, k, v = rearrange(self.qkv(x), "... n (qkv h c) -> qkv ... h n c", qkv=3, h=self.heads)
-        x = attention(q, k, v)
+        x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(rearrange(x, "... h n c -> ... n (h c)"))
 
 
@@ -254,17 +252,6 @@ class UniFormer(PooledClassifier):
                 f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
                 f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
             )
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention of queries, keys and values (…, heads, N, C); the same shape."""
-    few = q.shape[-2] <= 1024  # for more, the N x N scores take more time and memory
-    in_bf16 = q.dtype == torch.bfloat16 and q.device.type == "cpu"
-    if in_bf16 and few and not HAS_AMX and not q.requires_grad:
-        # torch's kernel takes up to 2.3 times as long in bf16 on CPUs without AMX (torch 2.15,
-        # AVX-512), and 0.74 of the time with AMX.
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
-    return F.scaled_dot_product_attention(q, k, v)
 
 
 def _pointwise(channels: int, out: int) -> nn.Conv3d:

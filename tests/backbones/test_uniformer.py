@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffn.backbones import uniformer
 from ffn.backbones.uniformer import Attention, UniFormer
 
 
@@ -28,21 +27,6 @@ def test_attention_head_by_head() -> None:
     layer, tokens = Attention(12, 3), torch.randn(2, 5, 12)
     expected = torch.stack([attention(layer, one) for one in tokens])
     torch.testing.assert_close(layer(tokens), expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("has_amx", [False, True])
-def test_attention_in_bf16(monkeypatch: pytest.MonkeyPatch, has_amx: bool) -> None:
-    """Both forms, of which each is the faster one on some processors."""
-    monkeypatch.setattr(uniformer, "HAS_AMX", has_amx)
-    torch.manual_seed(0)
-    layer, tokens = Attention(12, 3), torch.randn(2, 5, 12).bfloat16()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        found = layer.bfloat16()(tokens)
-    expected = layer.double()(tokens.double())
-    assert (found - expected).abs().max() <= 0.02 * expected.abs().max()
-    calls = {event.key for event in profile.key_averages()}
-    assert ("aten::scaled_dot_product_attention" in calls) == has_amx
 
 
 @torch.no_grad()

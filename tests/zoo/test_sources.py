@@ -17,17 +17,12 @@ import torch
 import torchvision
 from torch import Tensor
 
-from ffn import cli, load
 from ffn.backbones import slowfast
 from ffn.layers import ShiftConv2d
 from ffn.zoo import WeightsError, create_model
 from ffn.zoo.remap import detect_source, from_foreign, preprocessing_of, read_foreign, rename
 
 State = dict[str, Tensor]
-
-
-def main(arguments: list[str]) -> int:
-    return cli.main(["convert_checkpoint", *arguments])
 
 
 def numbered(model: str, num_classes: int = 5) -> State:
@@ -180,24 +175,21 @@ def test_names_of_the_published_files() -> None:
 
 
 @pytest.mark.slow
-def test_a_caffe2_checkpoint_becomes_a_frame_flexible_network(tmp_path: Path, capsys) -> None:
+def test_a_caffe2_checkpoint_becomes_a_frame_flexible_network(tmp_path: Path) -> None:
     ours = numbered("slowfast_r50", num_classes=7)
     blobs = {caffe2_name(k): v.numpy() for k, v in ours.items() if caffe2_name(k)}
     blobs |= {"conv1_w_momentum": np.ones(3), "lr": np.float32(0.1), "model_iter": np.ones(1)}
-    path, out = tmp_path / "SLOWFAST_8x8_R50.pkl", tmp_path / "out.safetensors"
+    path = tmp_path / "SLOWFAST_8x8_R50.pkl"
     path.write_bytes(pickle.dumps({"blobs": blobs, "cfg": "TRAIN: ..."}, protocol=2))
 
-    status = main([str(path), str(out), "--model", "slowfast_r50", "--trained-frames", "8", "32"])
+    found = from_foreign(read_foreign(path), model="slowfast_r50", trained_frames=(8, 32))
 
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    assert "source: pyslowfast\n" in printed.out
-    assert "mean [0.45, 0.45, 0.45]" in printed.out
-    model = load(out)
-    assert model.trained_frames == (8, 32)
-    assert torch.equal(model.state_dict()["head.weight"], ours["head.weight"])
+    assert (found.source, found.preprocessing["mean"]) == ("pyslowfast", [0.45] * 3)
+    assert found.model.trained_frames == (8, 32)
+    state = found.model.state_dict()
+    assert torch.equal(state["head.weight"], ours["head.weight"])
     norm = "slow.stages.0.0.bn1.32.running_var"
-    assert torch.equal(model.state_dict()[norm], ours["slow.stages.0.0.bn1.running_var"])
+    assert torch.equal(state[norm], ours["slow.stages.0.0.bn1.running_var"])
 
 
 def test_torchvision_s_mobilenet_gives_its_outputs() -> None:
@@ -265,34 +257,25 @@ def test_a_caffe2_pickle_holds_arrays_and_runs_nothing(tmp_path: Path, payload) 
                 read_foreign(path)
 
 
-def test_a_backbone_without_a_classifier_needs_a_number_of_classes(tmp_path: Path, capsys) -> None:
+def test_a_backbone_without_a_classifier_needs_a_number_of_classes() -> None:
     """TSM's published MobileNetV2 for Jester: names without prefix, ``classifier.weight``."""
     theirs = {
         tsm_mobilenet_name(k).removeprefix("base_model.").replace(".net.", "."): v
         for k, v in numbered("tsm_mobilenetv2", 27).items()
     }
     head = {f"classifier.{leaf}": theirs.pop(f"new_fc.{leaf}") for leaf in ("weight", "bias")}
-    path, out = tmp_path / "backbone.pt", tmp_path / "out.safetensors"
-    command = [str(path), str(out), "--model", "tsm_mobilenetv2"]
 
-    torch.save(theirs | head, path)
-    assert main(command) == 0
-    assert "matched: 314 of 314 entries" in capsys.readouterr().out
-    ours = load(out).state_dict()
+    ours = from_foreign(theirs | head, model="tsm_mobilenetv2").model.state_dict()
     assert torch.equal(ours["net.classifier.weight"], head["classifier.weight"])
     assert torch.equal(ours["net.blocks.1.0.conv_pw.weight"], theirs["features.2.conv.0.weight"])
 
-    torch.save(theirs, path)
-    command += ["--overwrite"]
-    assert main(command) == 2
-    assert "--num-classes K" in capsys.readouterr().err
-    assert main([*command, "--num-classes", "6"]) == 0
-    printed = capsys.readouterr().out
-    assert "matched: 312 of 312 entries" in printed
-    assert "classifier: no classes in the weights, 6 in the model; newly" in printed
-    assert load(out).net.classifier.out_features == 6
+    with pytest.raises(WeightsError, match="--num-classes K"):
+        from_foreign(theirs, model="tsm_mobilenetv2")
+    found = from_foreign(theirs, model="tsm_mobilenetv2", num_classes=6)
+    assert (found.match.total, found.match.classes) == (312, (0, 6))
+    assert found.model.net.classifier.out_features == 6
 
-    with pytest.raises(ValueError, match=r"expected|must be"):
+    with pytest.raises(ValueError, match="num_classes is 0"):
         from_foreign(theirs | head, model="tsm_mobilenetv2", num_classes=0)
     with pytest.raises(WeightsError, match="of none of ffn-pytorch, tsm, pyslowfast"):
         detect_source({"encoder.weight": torch.ones(1)})
