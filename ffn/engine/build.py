@@ -94,18 +94,15 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     splits, step = training.splits, training.step
     steps_per_epoch = len(training.loader) // config.train.grad_accum_steps
     meter = Meter(world, accuracy=not splits.multi_label)
-    val_loader = build_data.build_test_loader(
-        config,
-        splits,
-        world,
-        frames=sorted({*config.task.frames, *config.data.test_frames}),
-        preprocessing=build_data.build_preprocessing(config.data),
-    )
+    frames = sorted({*config.task.frames, *config.data.test_frames})
+    preprocessing = build_data.build_preprocessing(config.data)
     return Run(
         folder=folder,
         world=world,
         train_loader=training.loader,
-        val_loader=val_loader,
+        val_loader=build_data.build_test_loader(
+            config, splits, world, frames=frames, preprocessing=preprocessing
+        ),
         train_step=step,
         meter=meter,
         checkpointer=Checkpointer(
@@ -119,7 +116,14 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
             changed_options=partial(changed_options, now=config),
         ),
         learning_rate=build_network.build_schedule(config),
-        open_log=partial(_open_log, config, world, config.train.epochs * steps_per_epoch),
+        open_log=partial(
+            RunLog,
+            folder,
+            world,
+            total_steps=config.train.epochs * steps_per_epoch,
+            config=config.model_dump(),
+            **config.log.model_dump(include={"wandb", "project", "tensorboard"}),
+        ),
         introduction=build_messages.introduction(
             config, splits, step.task, training.start, world, steps_per_epoch
         ),
@@ -220,19 +224,3 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"the checkpoints of this run could not be loaded: {error}") from error
     return meta
-
-
-def _open_log(
-    config: Config, world: World, total_steps: int, first_step: int, lines: int
-) -> RunLog:
-    return RunLog(
-        Path(config.log.output),
-        world,
-        first_step=first_step,
-        lines=lines,
-        total_steps=total_steps,
-        wandb_mode=config.log.wandb,
-        project=config.log.project,
-        config=config.model_dump(),
-        tensorboard=config.log.tensorboard,
-    )

@@ -207,11 +207,8 @@ def build_schedule(config: Config) -> Callable[[float], float]:
         optim.learning_rate,
         lr=lr,
         epochs=config.train.epochs,
-        schedule=options.schedule,
-        milestones=options.milestones,
-        gamma=options.gamma,
         final_lr=options.final_lr * lr / options.lr,
-        warmup_epochs=options.warmup_epochs,
+        **options.model_dump(include={"schedule", "milestones", "gamma", "warmup_epochs"}),
     )
 
 

@@ -1,16 +1,4 @@
-"""Checkpoint files, and the folder of a run.
-
-::
-
-    config.yaml                     all options
-    videos.csv                      the videos; a resumed run must have the same
-    log.jsonl                       numbers of training and validation
-    checkpoints/step_00000123.pt    the newest few, to resume from
-    last.pt                         the newest of them; the same file
-    best.pt                         the network with the best validation so far
-
-``last.pt``: the newest checkpoint: to resume, and for a test on the validation videos themselves.
-``best.pt`` is for everything else: to test, predict, export, publish, and to start other runs from.
+"""Checkpoint files, and the folder of a run, whose files docs/training.md lists.
 
 A checkpoint is a dict::
 

@@ -44,13 +44,8 @@ def unfreeze(model: nn.Module, what: str | Iterable[str] = "*") -> tuple[str, ..
 
 def frozen_buffers(model: nn.Module) -> set[int]:
     """Ids of the buffers of frozen norms: statistics that nothing may update."""
-    norms = [m for m in model.modules() if is_frozen(m)]
+    norms = [m for m in model.modules() if "train" in m.__dict__]  # of `_set_frozen`
     return {id(buffer) for norm in norms for buffer in norm.buffers()}
-
-
-def is_frozen(norm: nn.Module) -> bool:
-    """Whether :func:`freeze` keeps this norm in eval mode; also of a copy in eval mode."""
-    return "train" in norm.__dict__
 
 
 def _set_frozen(model: nn.Module, what: str | Iterable[str], *, frozen: bool) -> tuple[str, ...]:

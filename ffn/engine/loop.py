@@ -56,7 +56,7 @@ class Run:
     meter: Meter
     checkpointer: Checkpointer
     learning_rate: Callable[[float], float]
-    open_log: Callable[[int, int], RunLog]
+    open_log: Callable[..., RunLog]
     introduction: list[str]
     trained_frames: Sequence[int]
     measure: str
@@ -87,7 +87,7 @@ def train(run: Run) -> Path:
                     "train further, raise train.epochs or train.patience"
                 )
             return run.folder / "best.pt"
-        log = stack.enter_context(run.open_log(state.step, state.log_lines))
+        log = stack.enter_context(run.open_log(first_step=state.step, lines=state.log_lines))
         log.print(*start_lines(run, state))
         batches: Iterator[dict[str, Any]] | None = None  # of the epoch
 

@@ -38,7 +38,7 @@ class RunLog:
         first_step: optimizer steps done.
         lines: lines of the log to keep; a resumed run writes later ones again.
         total_steps: optimizer steps of the run, for the progress bar.
-        wandb_mode: "disabled", "online" or "offline".
+        wandb: "disabled", "online" or "offline".
         project: wandb project.
         config: shown in wandb.
         tensorboard: whether to write event files into ``folder/tensorboard``.
@@ -58,7 +58,7 @@ class RunLog:
         first_step: int,
         lines: int,
         total_steps: int,
-        wandb_mode: str,
+        wandb: str,
         project: str,
         config: dict[str, Any],
         tensorboard: bool = False,
@@ -75,8 +75,8 @@ class RunLog:
             self._file = path.open("a")
             if tensorboard:
                 self._trackers.append(TensorBoardTracker(folder / "tensorboard", first_step))
-            if wandb_mode != "disabled":
-                self._trackers.append(WandbTracker(folder, first_step, wandb_mode, project, config))
+            if wandb != "disabled":
+                self._trackers.append(WandbTracker(folder, first_step, wandb, project, config))
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

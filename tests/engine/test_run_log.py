@@ -19,7 +19,7 @@ from ffn.engine.train_step import StepResult
 
 def run_log(folder: Path, step: int = 0, lines: int = 0, world: World = CPU, **more: Any) -> RunLog:
     folder.mkdir(exist_ok=True)
-    settings = {"wandb_mode": "disabled", "project": "test", "config": {"lr": 0.1}, **more}
+    settings = {"wandb": "disabled", "project": "test", "config": {"lr": 0.1}, **more}
     return RunLog(folder, world, first_step=step, lines=lines, total_steps=8, **settings)
 
 
@@ -100,12 +100,12 @@ def test_wandb_gets_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     for step, lines, steps in ((0, 0, range(1, 7)), (4, 6, range(5, 9))):
-        with run_log(tmp_path, step, lines, wandb_mode="online") as log:
+        with run_log(tmp_path, step, lines, wandb="online") as log:
             record(log, steps)
     assert str(wandb.rows).replace("nan", "None") == str(numbers(tmp_path))
     one, other = wandb.options
     assert one["id"] == other["id"] == (tmp_path / "wandb_id").read_text()
-    with run_log(tmp_path, wandb_mode="online"):  # from the start: a new run
+    with run_log(tmp_path, wandb="online"):  # from the start: a new run
         assert wandb.options[-1]["id"] != one["id"]
 
 
