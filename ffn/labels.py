@@ -50,6 +50,7 @@ class SingleLabel:
         if weights is None:
             return F.cross_entropy(logits, label)
         logits = logits.to(torch.promote_types(logits.dtype, weights.dtype))
+        weights = weights.to(logits.dtype)
         return F.cross_entropy(logits, label, weight=weights, reduction="sum") / len(label)
 
     @staticmethod
