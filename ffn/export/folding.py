@@ -27,7 +27,6 @@ from ffn.export.kernels import has_hooks
 
 _LAYERS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "linear": 0}  # dimensions after the channels
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-Layer = tuple[str, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Folder:
 
     def fold(self, flows: Sequence[Dataflow]) -> bool:
         """Fold what all recorded forward passes allow; return whether there was anything."""
-        self.owners: dict[int, list[Layer]] = defaultdict(list)
+        self.owners: dict[int, list[tuple[str, nn.Module]]] = defaultdict(list)
         for name, module in self.network.named_modules():
             for part in (module, *module._parameters.values(), *module._buffers.values()):
                 self.owners[id(part)].append((name, module))
@@ -110,7 +109,7 @@ class Folder:
         # The norm is over dimension 1; of a linear layer's output (B, L, D), these are the tokens.
         is_channel = before and x.ndim - _LAYERS[producer.name] - 1 == 1
         if is_channel and self.flow.readers(x) == [call]:
-            return Fold(name, True, (before[0],))
+            return Fold(name, True, (before,))
         after = self._layers_after(call, 1, is_shifted=True)
         return Fold(name, False, after) if after else None
 
@@ -124,34 +123,28 @@ class Folder:
         name, alteration = owners[0]
         if [reader.name for reader in self.flow.readers(weight)] != ["to", "view"]:
             return None  # it runs twice
-        after = self._altered_weight(call) or self._layers_after(
-            call, alteration.channel_dim, is_shifted=False
-        )
+        readers = self.flow.readers(call.output)
+        layer = self._layer(readers[0], call) if len(readers) == 1 else None
+        after = self._layers_after(call, alteration.channel_dim, is_shifted=False)
+        after = (layer,) if layer else after
         return Fold(name, False, after) if after else None
 
-    def _altered_weight(self, call: Call) -> tuple[str, ...]:
-        """The layer of a weight that an alteration scales; nothing else may read it."""
-        weight, readers = call.args[0], self.flow.readers(call.output)
-        owners = self.owners[id(weight)]
-        is_only = self.flow.readers(weight) == [call] and len(readers) == len(owners) == 1
-        if not is_only or readers[0].name not in _LAYERS:
-            return ()
-        name, layer = owners[0]
-        return (name,) if _runs_with(layer, readers[0], weight) else ()
+    def _layer(self, call: Call | None, alteration: Call | None = None) -> str | None:
+        """The convolution or linear layer of a call, if its weight is used in no other call.
 
-    def _layer(self, call: Call | None) -> Layer | None:
-        """The convolution or linear layer of a call, if its weight is used in no other call."""
+        An alteration may scale the weight before.
+        """
         if call is None or call.name not in _LAYERS:
             return None
         given = _layer_arguments(call)
-        weight, bias = given["weight"], given["bias"]
+        weight, bias = alteration.args[0] if alteration else given["weight"], given["bias"]
         owners = self.owners[id(weight)]
-        if len(owners) != 1 or self.flow.readers(weight) != [call]:
+        if len(owners) != 1 or self.flow.readers(weight) != [alteration or call]:
             return None
         if bias is not None and self.flow.readers(bias) != [call]:
             return None
-        is_layer = _runs_with(owners[0][1], call, weight) and owners[0][1].bias is bias
-        return owners[0] if is_layer else None
+        name, layer = owners[0]
+        return name if _runs_with(layer, call, weight) and layer.bias is bias else None
 
     def _layers_after(self, call: Call, dim: int, *, is_shifted: bool) -> tuple[str, ...]:
         """The layers that read the output of a call, if all that reads it are layers.
@@ -170,7 +163,7 @@ class Folder:
             is_channel = dim % call.output.ndim == call.output.ndim - spatial - 1
             if not is_channel or (is_shifted and is_padded):
                 return ()
-            names.append(layer[0])
+            names.append(layer)
         return tuple(names)
 
     def _replace(self, fold: Fold, rest: nn.Module) -> None:
