@@ -40,6 +40,21 @@ def test_equals_the_loop() -> None:
         assert torch.equal(x, before)
 
 
+def test_the_exported_form_takes_any_batch() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return temporal_shift(x.flatten(0, 1), x.shape[1])
+
+    for frames in (1, 2, 5):
+        dynamic = ({0: torch.export.Dim("B")},)
+        example = torch.randn(2, frames, 16, 3, 2)
+        exported = torch.export.export(Shift(), (example,), dynamic_shapes=dynamic).module()
+        for clips in (1, 3):
+            x = torch.randn(clips, frames, 16, 3, 2)
+            expected = shift_by_hand(x.flatten(0, 1), clips, frames, 2)
+            assert torch.equal(exported(x), expected)
+
+
 def test_slices_of_features() -> None:
     whole = torch.randn(6, 20, 3, 4).to(memory_format=torch.channels_last)
     for x in (whole[:, 2:18], whole[:, :, :, 1:], whole[::2]):
