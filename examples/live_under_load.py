@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import av
@@ -83,9 +84,9 @@ if __name__ == "__main__":
     begin.start()
     end.start()
     try:
-        words = f"--speed {SPEED} --repeat --step {EVERY / RATE} --duration {seconds} --overwrite"
-        files = ["--log", str(given.folder / "live.jsonl")]
-        status = main(["live", str(video), "--weights", str(weights), *words.split(), *files])
+        words = f"--speed {SPEED} --repeat --step {EVERY / RATE} --duration {seconds} --format json"
+        with (given.folder / "live.jsonl").open("w") as log, redirect_stdout(log):
+            status = main(["live", str(video), "--weights", str(weights), *words.split()])
     finally:
         begin.cancel()
         end.cancel()

@@ -15,7 +15,7 @@ import torch
 
 import ffn
 from ffn.data import Preprocessing
-from ffn.serve.clips import Choice, Part
+from ffn.serve.clips import Choice
 from ffn.zoo import create_model, save_weights
 
 PREPROCESSING = Preprocessing(crop=32, resize=36, mean=(0.4,) * 3, std=(0.2,) * 3)
@@ -72,7 +72,7 @@ def write_video(path: Path, frames: np.ndarray, rate: int, codec: str = "libx264
 class Ends:
     """A choice of a number of frames that ends the process, as a decoder that crashes."""
 
-    def __call__(self, part: Part) -> tuple[int, str]:
+    def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
         os.kill(os.getpid(), signal.SIGSEGV)
         return 1, ""
 
@@ -81,7 +81,7 @@ class Ends:
 class Blocks:
     """A choice that blocks the process."""
 
-    def __call__(self, part: Part) -> tuple[int, str]:
+    def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
         time.sleep(600)
         return 1, ""
 
@@ -94,5 +94,6 @@ class At:
     choose: Choice
     other: Choice
 
-    def __call__(self, part: Part) -> tuple[int, str]:
-        return (self.choose if part.frames == self.frames else self.other)(part)
+    def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
+        choose = self.choose if frames == self.frames else self.other
+        return choose(frames, seconds)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -17,11 +16,10 @@ from ffn.cli.arguments import (
     FramesOrAuto,
     Imports,
     Network,
-    Overwrite,
     Weights,
     refuse_missing,
 )
-from ffn.files import make_writable, printable, refuse_existing
+from ffn.files import printable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -84,8 +82,6 @@ def live(
     answers: AnswerOptions = AnswerOptions(),
     reading: SourceOptions = SourceOptions(),
     format: Literal["text", "json"] = "text",
-    log: Path | None = None,
-    overwrite: Overwrite = False,
     network: Network = DEFAULT_NETWORK,
     imports: Imports = None,
 ) -> None:
@@ -98,13 +94,9 @@ def live(
             folder of frames.
         format: text: a line per change of the label or the number of frames; json: an object per
             answer.
-        log: Also write the lines of `--format json` to this file.
     """
     if not source.isdecimal():  # as a camera is
         refuse_missing(source)
-    if log is not None:
-        refuse_existing([log], overwrite, inputs=(source, weights))
-        make_writable(log.parent)
     import_extensions(imports or [])
 
     from ffn.serve import LivePredictor, open_source
@@ -113,35 +105,31 @@ def live(
     given = asdict(reading) | {"pattern": predictor.pattern}
     given["options"] = dict(map(_key_value, given.pop("input_option")))
     opened = open_source(source, **given)
-    with ExitStack() as stack:
-        outputs = [_Output(sys.stdout, answers.top, is_json=format == "json")]
-        if log is not None:
-            file = stack.enter_context(log.open("w", encoding="utf-8"))
-            outputs.append(_Output(file, answers.top, is_json=True))
-        stream = LivePredictor(
-            predictor,
-            opened,
-            answers.window,
-            step=answers.step,
-            frames=None if answers.frames == "auto" else answers.frames,
-            smooth=answers.smooth,
-            margin=answers.margin,
-            on_event=lambda event: [output.add_event(event) for output in outputs],
-        )
-        _write(stack.enter_context(stream), outputs, answers.duration)
+    output = _Output(answers.top, is_json=format == "json")
+    stream = LivePredictor(
+        predictor,
+        opened,
+        answers.window,
+        step=answers.step,
+        frames=None if answers.frames == "auto" else answers.frames,
+        smooth=answers.smooth,
+        margin=answers.margin,
+        on_event=output.add_event,
+    )
+    with closing(stream):
+        _write(stream, output, answers.duration)
 
 
 class _Output:
-    """Writes answers and events as text, or as a JSON object per line.
+    """Prints answers and events as text, or as a JSON object per line.
 
     Args:
-        file: Where they are written.
         labels: Number of labels in an answer.
         is_json: JSON lines in place of text.
     """
 
-    def __init__(self, file: IO[str], labels: int, *, is_json: bool) -> None:
-        self._file, self._labels, self._is_json = file, labels, is_json
+    def __init__(self, labels: int, *, is_json: bool) -> None:
+        self._labels, self._is_json = labels, is_json
         self._frames = 0  # of the answer before
 
     def add(self, answer: LiveAnswer) -> None:
@@ -165,10 +153,10 @@ class _Output:
             self._line(f"{event.state}: {event.message}{then}")
 
     def _line(self, text: str) -> None:
-        print(printable(text), file=self._file, flush=True)
+        print(printable(text), flush=True)
 
 
-def _write(stream: LivePredictor, outputs: list[_Output], duration: float | None) -> None:
+def _write(stream: LivePredictor, output: _Output, duration: float | None) -> None:
     """Write the answers until the stream, or the duration, ends; then a line about all."""
     import numpy as np
 
@@ -176,8 +164,7 @@ def _write(stream: LivePredictor, outputs: list[_Output], duration: float | None
     try:
         for answer in stream:
             latencies.append(answer.latency_ms)
-            for output in outputs:
-                output.add(answer)
+            output.add(answer)
             if duration is not None and answer.prediction.end >= duration:
                 break
     finally:

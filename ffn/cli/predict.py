@@ -108,7 +108,7 @@ def predict(
     batch: Batch = DEFAULT_BATCH,
     network: Network = DEFAULT_NETWORK,
     top: PositiveInt = 5,
-    format: Literal["text", "json", "csv"] = "text",
+    format: Literal["text", "json"] = "text",
     overwrite: Overwrite = False,
     imports: Imports = None,
 ) -> int:
@@ -122,7 +122,7 @@ def predict(
         files: Video files, folders of videos, folders of frames, or addresses as
             https://host/video.mp4.
         top: Labels per file.
-        format: text for people; json: an object per line and file; csv: a table.
+        format: text for people; json: an object per line and file.
     """
     if not files:
         raise ValueError("no FILE is given; name a video, or a folder of videos")
@@ -143,7 +143,7 @@ def predict(
     from ffn.serve.output import Output
 
     predictor = network.build_predictor(weights, early_exit=choice.early_exit)
-    report = Output(format, sys.stdout, top)
+    report = Output(format, top)
     predict_one = _prediction(predictor, choice, window, picture, report)
     failed = _predict_files(paths, targets, predict_one, report)
     if format == "text" and predictor.record.knows:
@@ -156,7 +156,7 @@ def predict(
 def _refuse(
     files: Sequence[str], choice: Choice, window: Window, picture: Picture, batch: Batch, form: str
 ) -> None:
-    """Raise ValueError for options that exclude each other, or would do nothing."""
+    """Raise ValueError for options that exclude each other."""
     is_list, in_windows = batch.output is not None, window.window is not None
     saves_video = picture.save is not None and picture.save.lower().endswith(".mp4")
     lists = [one for one in files if one.lower().endswith((".csv", ".txt"))]
@@ -168,14 +168,7 @@ def _refuse(
         f"--output writes a table *.csv; got {batch.output}, --format {form}": is_list
         and not is_csv,
         f"{''.join(lists[:1])} is a list of videos; add --output TABLE.csv": lists and not is_list,
-        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH
-        and not is_list,
-        "--step needs --window": window.step is not None and not in_windows,
-        "--fps needs --window or --save *.mp4": window.fps is not None
-        and not (in_windows or saves_video),
         "--heat-map needs --save": picture.heat_map and picture.save is None,
-        "--label and --layer need --heat-map": (picture.label or picture.layer)
-        and not picture.heat_map,
         "--heat-map needs --save *.png or *.gif, without --window": picture.heat_map
         and (saves_video or in_windows),
         "early exit is for whole videos, without --window": choice.exits_early and in_windows,
@@ -252,8 +245,7 @@ def _prediction(
         if target is not None:
             from ffn.serve.pictures import save_video
 
-            seen = [index for one in found for index in one.indices]
-            save_video(target, path, segments, seen, **options)
+            save_video(target, path, segments, **options)
         report.add_windows(found, segments)
 
     return whole if window.window is None else in_windows

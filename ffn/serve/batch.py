@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from ffn.files import atomic_write, write_text
 from ffn.serve.choose_frames import Always
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.inputs import is_address
-from ffn.serve.output import columns, error_row, prediction_row
+from ffn.serve.output import cells, columns
 from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.readers import Readers
@@ -236,25 +236,18 @@ def _outcome(read: Callable[[], Clip | list[Clip]]) -> Clip | str:
 def _rows(
     predictor: Predictor, videos: Videos, found: Sequence[Clip | str], labels: int
 ) -> list[list[Any]]:
-    """The rows of a chunk; consecutive clips of one shape run together."""
-    answers: list[Prediction | str] = []
-    for shape, same in groupby(found, lambda x: isinstance(x, Clip) and x.pixels.shape):
-        group = list(same)
-        answers += _predict(predictor, group) if shape else group
-    rows = []
-    for (name, record), answer in zip(videos, answers, strict=True):
-        if isinstance(answer, str):
-            rows.append(error_row(name, answer, labels, record.start, record.end))
-        else:
-            cells = prediction_row(answer, labels)[3:]
-            rows.append([name, record.start, record.end, *cells])
-    return rows
+    """The rows of a chunk."""
+    answers = iter(_predict(predictor, [clip for clip in found if isinstance(clip, Clip)]))
+    return [
+        [name, record.start, record.end, *cells(x if isinstance(x, str) else next(answers), labels)]
+        for (name, record), x in zip(videos, found, strict=True)
+    ]
 
 
 def _predict(predictor: Predictor, clips: Sequence[Clip]) -> list[Prediction | str]:
     """The prediction of each clip, or that its logits are not finite."""
     try:
-        return predictor.predict(clips)
+        return list(predictor.predict_all(clips, max(1, len(clips))))
     except NotFiniteError as error:
         if len(clips) == 1:
             return [str(error)]

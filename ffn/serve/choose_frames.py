@@ -18,7 +18,6 @@ from torch import nn
 from ffn.evaluation import count_macs, measure_latency
 from ffn.export.runner import InferenceRunner, measured_once
 from ffn.limits import CLIP_FRAMES
-from ffn.serve.clips import Part
 
 AUTO_FRAMES_PER_SECOND = 8.0
 FILE = "latencies.json"  # in FFN_HOME
@@ -38,19 +37,15 @@ def check_choice(
     if len(given) > 1:
         shown = " and ".join(f"{key}={value!r}" for key, value in given.items())
         raise ValueError(f"got {shown}; give one of frames, budget_ms and budget_gmacs")
-    for name, value in budgets.items():
-        if value is not None and not (isinstance(value, Real) and 0 < value < math.inf):
+    for name, value in given.items():
+        if name != "frames" and not (isinstance(value, Real) and 0 < value < math.inf):
             raise ValueError(f"{name} is {value!r}; expected a number above 0")
     if frames is None or (isinstance(frames, str) and frames == "auto"):
         return
-    if isinstance(frames, str) and frames == "early_exit":
-        raise ValueError(
-            'frames is "early_exit", which is for whole videos, predictor(video); windows and heat '
-            'maps need a number, "auto" or a budget'
-        )
-    allowed = 'an integer of 1 or more, "auto" or "early_exit"'
+    allowed = 'an integer of 1 or more, "auto", or for whole videos "early_exit"'
     if not isinstance(frames, Integral):
-        raise TypeError(f"frames is {frames!r}; expected {allowed}")
+        wrong = ValueError if isinstance(frames, str) and frames == "early_exit" else TypeError
+        raise wrong(f"frames is {frames!r}; expected {allowed}")
     if frames < 1:
         raise ValueError(f"frames is {frames}; expected {allowed}")
     if refusal := CLIP_FRAMES.refusal(int(frames)):
@@ -64,7 +59,7 @@ class Always:
     count: int
     why: str
 
-    def __call__(self, part: Part) -> tuple[int, str]:
+    def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
         """The number of frames, and why."""
         return self.count, self.why
 
@@ -82,19 +77,13 @@ class ByDuration:
 
     counts: tuple[int, ...]
 
-    def __call__(self, part: Part) -> tuple[int, str]:
+    def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
         """The number of frames, and why."""
-        limits = {f"the {part.name} has {part.frames} frame{'s' * (part.frames != 1)}": part.frames}
-        if part.seconds is not None:
-            most = math.ceil(AUTO_FRAMES_PER_SECOND * part.seconds - 1e-6)
-            limits[f"the {part.name} takes {part.seconds:.1f} s"] = most
-        why, limit = min(limits.items(), key=lambda item: item[1])
-        if limit >= self.counts[-1]:
-            return self.counts[-1], "auto: the largest count"
-        chosen = _largest(self.counts, limit, float)
-        if chosen is None:
-            return self.counts[0], f"auto: the smallest count; {why}"
-        return chosen, f"auto: {why}"
+        most, why = frames, f"auto: of {frames}"
+        if seconds is not None:
+            most = min(most, math.ceil(AUTO_FRAMES_PER_SECOND * seconds - 1e-6))
+            why += f" in {seconds:.1f} s"
+        return _largest(self.counts, most, float) or self.counts[0], why
 
 
 class Budget:
@@ -122,57 +111,49 @@ class Budget:
         self._model, self._runner, self._size = model, runner, size
         self._counts, self._cache = counts, cache
         self._measured = sorted({*trained, *counts[:1], *counts[-1:]})
-        self._on_meta: nn.Module | None = None
         self._macs: dict[int, float] = {}
-        self._lock, self._measuring = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._latencies: dict[int, float] | None = None
 
-    def within_gmacs(self, limit: float) -> tuple[int, str]:
-        """The largest count of at most ``limit`` giga multiply-accumulates, and why.
+    def within_gmacs(self, limit: float) -> Always:
+        """The largest count of at most ``limit`` giga multiply-accumulates.
 
         Raises:
             ValueError: if the smallest count takes more.
         """
         return self._within(limit, "gmacs", "GMACs", self.gmacs)
 
-    def within_ms(self, limit: float) -> tuple[int, str]:
-        """The largest count whose forward pass takes at most ``limit`` milliseconds, and why.
+    def within_ms(self, limit: float) -> Always:
+        """The largest count whose forward pass takes at most ``limit`` milliseconds.
+
+        Times between the measured counts are interpolated.
 
         Raises:
             ValueError: if the smallest count takes more.
         """
-        latencies = self.latencies()
-        known = sorted(latencies)
-        times = np.maximum.accumulate([latencies[count] for count in known])  # against noise
+        known, times = zip(*sorted(self.latencies().items()), strict=True)
+        times = np.maximum.accumulate(times)  # against noise
+        return self._within(limit, "ms", "ms", lambda count: float(np.interp(count, known, times)))
 
-        def ms(count: int) -> float:
-            return float(np.interp(count, known, times))
-
-        chosen, why = self._within(limit, "ms", "ms", ms)
-        return chosen, f"{why}, {'measured' if chosen in latencies else 'between measured counts'}"
-
-    def _within(
-        self, limit: float, name: str, unit: str, cost: Callable[[int], float]
-    ) -> tuple[int, str]:
+    def _within(self, limit: float, name: str, unit: str, cost: Callable[[int], float]) -> Always:
         chosen = _largest(self._counts, limit, cost)
         if chosen is None:
             least = f"{self._counts[0]} frames, takes {cost(self._counts[0]):.4g} {unit}"
             raise ValueError(f"budget_{name} is {limit:g}; the smallest count, {least}. Give more")
-        return chosen, f"within {limit:g} {unit}: {cost(chosen):.4g} {unit}"
+        return Always(chosen, f"within {limit:g} {unit}: {cost(chosen):.4g} {unit}")
 
     def gmacs(self, count: int) -> float:
         """Giga multiply-accumulates of a clip of ``count`` frames."""
         with self._lock:  # two counts at once in one network would be added
             if count not in self._macs:
-                if self._on_meta is None:
-                    self._on_meta = copy.deepcopy(self._model).to("meta")
+                model = copy.deepcopy(self._model).to("meta")
                 clip = torch.zeros(1, 3, count, self._size, self._size, device="meta")
-                self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
+                self._macs[count] = sum(count_macs(model, clip).values()) / 1e9
             return self._macs[count]
 
     def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass at each trained count, measured or from the file."""
-        with self._measuring:  # two measurements at once would disturb each other
+        with self._lock:  # two measurements at once would disturb each other
             if self._latencies is None:
                 self._latencies = self._measure()
             return self._latencies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,17 +44,8 @@ class Clip:
     end: float | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """A video or a window of it, for which a number of frames is chosen."""
-
-    name: str  # e.g. "video" or "window", for messages
-    frames: int
-    seconds: float | None  # None if the video has no times
-
-
-Choice = Callable[[Part], tuple[int, str]]
-"""Gives the number of input frames for a part of a video, and why."""
+Choice = Callable[[int, float | None], tuple[int, str]]
+"""Gives the number of input frames, and why, for the frames and seconds of a video or window."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +67,9 @@ class Windows:
     fps: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("seconds", self.seconds), ("step", self.step), ("fps", self.fps)):
-            if value is None and name != "seconds":
-                continue
-            if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        for name in ("seconds", "step", "fps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
         if self.step is not None and self.step > self.seconds:
             raise ValueError(
@@ -119,40 +108,8 @@ class ClipReader:
     choose: Choice
 
     def read(self, given: Input, start: float | None = None, end: float | None = None) -> Clip:
-        """The clip of a video.
-
-        Args:
-            given: the video.
-            start, end: in seconds, of the part that is used; None for the ends of the video.
-
-        Raises:
-            VideoError: as `open_input`; or the video has no frame between ``start`` and ``end``.
-            TypeError, ValueError: as `open_input`.
-        """
-        started = time.perf_counter()
-        with open_input(given, pattern=self.pattern) as (name, video):
-            usable, seconds, part = range(len(video)), duration_of(video), "video"
-            if start is not None or end is not None:
-                usable, part = video.between(start, end), "part of the video"
-                if seconds is not None:
-                    seconds = min(end or seconds, seconds) - (start or 0.0)
-            clip = self._plan(name, Part(part, len(usable), seconds), usable)
-            (clip,) = self._read_together(video, [replace(clip, start=start, end=end)])
-        return replace(clip, decode_ms=1000 * (time.perf_counter() - started))
-
-    def read_counts(self, given: Input, counts: Sequence[int]) -> list[Clip]:
-        """The clips of a video at several numbers of frames, in place of the one that is chosen.
-
-        They are decoded at once, so that each has the ``decode_ms`` of all.
-        """
-        started = time.perf_counter()
-        with open_input(given, pattern=self.pattern) as (name, video):
-            seconds = duration_of(video)
-            sampled = sample_views(len(video), counts, rule=self.preprocessing.sampling)
-            clips = [Clip(name, UNREAD, "", tuple(sampled[n]), 0.0, seconds) for n in counts]
-            clips = list(self._read_together(video, clips))
-        spent = 1000 * (time.perf_counter() - started)
-        return [replace(clip, decode_ms=spent) for clip in clips]
+        """The clip of a video; see :func:`read_together`."""
+        return read_together([self], given, start, end)[0]
 
     def read_windows(self, given: Input, windows: Windows) -> Iterator[Clip]:
         """The clips of the windows of a video, in their order.
@@ -169,27 +126,21 @@ class ClipReader:
             union: set[int] = set()
             for start, end in windows.of(duration):
                 usable = _shown(times, start, end)
-                clip = self._plan(name, Part("window", len(usable), end - start), usable)
+                clip = self.plan(name, usable, end - start)
                 if group and len(union.union(clip.indices)) > READ_TOGETHER:
-                    yield from self._read_together(video, group)
+                    yield from self.fill(video, group)
                     group, union = [], set()
                 group.append(replace(clip, start=start, end=end))
                 union.update(clip.indices)
-            yield from self._read_together(video, group)
+            yield from self.fill(video, group)
 
-    def _plan(self, name: str, part: Part, usable: range) -> Clip:
-        """The clip of a part of a video, before it is read.
-
-        Args:
-            name: of the video.
-            part: of it.
-            usable: indices of the frames of the part.
-        """
-        count, why = self.choose(part)
+    def plan(self, name: str, usable: range, seconds: float | None) -> Clip:
+        """The clip of a part of a video, whose frames have these indices, before it is read."""
+        count, why = self.choose(len(usable), seconds)
         chosen = sample_views(len(usable), (count,), rule=self.preprocessing.sampling)[count]
-        return Clip(name, UNREAD, why, tuple(usable[n] for n in chosen), 0.0, part.seconds)
+        return Clip(name, UNREAD, why, tuple(usable[n] for n in chosen), 0.0, seconds)
 
-    def _read_together(self, video: Video, clips: Sequence[Clip]) -> Iterator[Clip]:
+    def fill(self, video: Video, clips: Sequence[Clip]) -> Iterator[Clip]:
         """Read planned clips of one video at once; each has the same share of the time."""
         started = time.perf_counter()
         needed = sorted({index for clip in clips for index in clip.indices})
@@ -203,6 +154,38 @@ class ClipReader:
     @cached_property
     def _transform(self) -> EvalTransform:
         return EvalTransform(self.preprocessing)
+
+
+def read_together(
+    readers: Sequence[ClipReader],
+    given: Input,
+    start: float | None = None,
+    end: float | None = None,
+) -> list[Clip]:
+    """The clip of a video by each of some readers, which differ in the number of frames.
+
+    They are decoded at once, so that each has the ``decode_ms`` of all.
+
+    Args:
+        readers: of one network.
+        given: the video.
+        start, end: in seconds, of the part that is used; None for the ends of the video.
+
+    Raises:
+        VideoError: as `open_input`; or the video has no frame between ``start`` and ``end``.
+        TypeError, ValueError: as `open_input`.
+    """
+    started = time.perf_counter()
+    with open_input(given, pattern=readers[0].pattern) as (name, video):
+        usable, seconds = range(len(video)), duration_of(video)
+        if start is not None or end is not None:
+            usable = video.between(start, end)
+            if seconds is not None:
+                seconds = min(end or seconds, seconds) - (start or 0.0)
+        clips = [reader.plan(name, usable, seconds) for reader in readers]
+        clips = list(readers[0].fill(video, clips))
+    spent = 1000 * (time.perf_counter() - started)
+    return [replace(clip, start=start, end=end, decode_ms=spent) for clip in clips]
 
 
 def duration_of(video: Video) -> float | None:

@@ -28,24 +28,19 @@ def run_early_exit(
         Per video the clip of the stage that answered, with the stages in ``why``; the probabilities
         (K,), float32; and the milliseconds of all its forward passes.
     """
-    shown: list[list[str]] = [[] for _ in videos]
     spent = [0.0] * len(videos)
     answers: dict[int, tuple[Clip, Tensor, float]] = {}
-    for stage, frames in enumerate(early_exit.stages):
+    for stage in range(len(early_exit.stages)):
         pending = [n for n in range(len(videos)) if n not in answers]
         if not pending:
             break
         logits, model_ms = run([videos[n][stage] for n in pending])
         probabilities = logits.double().softmax(-1)
         stops = early_exit.stops(stage, probabilities).tolist()
+        seen = ", ".join(map(str, early_exit.stages[: stage + 1]))
         for n, row, stopped in zip(pending, probabilities, stops, strict=True):
-            text = f"{frames} frames"
-            if stage < len(early_exit.thresholds):
-                sign = ">=" if stopped else "<"
-                text += f" {float(row.amax()):.3f} {sign} {early_exit.thresholds[stage]:.3f}"
-            shown[n].append(text)
             spent[n] += model_ms
             if stopped:
-                clip = replace(videos[n][stage], why=f"early exit: {', '.join(shown[n])}")
+                clip = replace(videos[n][stage], why=f"early exit after {seen} frames")
                 answers[n] = clip, row.float(), spent[n]
     return [answers[n] for n in range(len(videos))]

@@ -31,11 +31,7 @@ from ffn.serve.clips import Clip
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
 LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
-# Matplotlib's perceptually uniform "plasma" (CC0) at 17 even steps from 0 to 1.
-PLASMA = (
-    *("0D0887", "310597", "4C02A1", "6600A7", "7E03A8", "9511A1", "AA2395", "BC3587", "CC4778"),
-    *("DA5A6A", "E66C5C", "F0804E", "F89540", "FDAC33", "FDC527", "F8DF25", "F0F921"),
-)
+COLOR = np.array([255, 96, 0], np.float32)  # of evidence, RGB
 OPACITY = 0.75  # of the value 1; that of others is proportional
 LAST = "the last feature maps"
 
@@ -63,14 +59,13 @@ class HeatMap:
     def overlay(self) -> np.ndarray:
         """The frames with the heat map over them, uint8 RGB (T, H, W, 3).
 
-        The higher a value, the more opaque. The frames are gray, because their own colors could be
-        taken for those of the heat map.
+        The frames are gray; the higher a value, the more opaque the color over them.
         """
         values = self.values.numpy()
         frames = self.clip.pixels.permute(1, 2, 3, 0).numpy().astype(np.float32)  # (T, H, W, C)
         gray = frames @ np.array([[0.299], [0.587], [0.114]], np.float32)  # ITU-R BT.601
         opacity = OPACITY * values[..., None]
-        return np.rint(gray + opacity * (_colors(values) - gray)).astype(np.uint8)
+        return np.rint(gray + opacity * (COLOR - gray)).astype(np.uint8)
 
 
 def compute_heat_map(
@@ -116,9 +111,8 @@ def find_class(label: str, classes: Sequence[str]) -> int:
     """
     if label in classes:
         return list(classes).index(label)
-    close = difflib.get_close_matches(label, classes, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"e.g. {', '.join(classes[:3])}"
-    raise ValueError(f"label is {label!r}, none of the {len(classes)} classes; {hint}")
+    similar = difflib.get_close_matches(label, classes, n=3) or classes[:3]
+    raise ValueError(f"label is {label!r}, no class; similar: {', '.join(similar)}")
 
 
 def grad_cam(
@@ -144,13 +138,9 @@ def grad_cam(
     features, logits = run(network, clip, layer)
     label = int(logits.argmax()) if label is None else label
     layouts = [_layout(x, clip.shape[2], layer or LAST) for x in features]
-    gradients = [None] * len(features)
-    if logits.requires_grad:
-        gradients = torch.autograd.grad(logits[label], features, allow_unused=True)
+    gradients = torch.autograd.grad(logits[label], features)
     maps = []
     for x, gradient, layout in zip(features, gradients, layouts, strict=True):
-        if gradient is None:
-            raise ValueError(f"the logits do not depend on {layer or LAST}; name another layer")
         x, gradient = (rearrange(y.detach(), f"{layout} -> c t h w") for y in (x, gradient))
         maps.append(torch.einsum("c, c t h w -> t h w", gradient.sum((1, 2, 3)), x))
     return maps, logits.detach()
@@ -205,9 +195,7 @@ def _run_layer(network: nn.Module, clip: Tensor, name: str) -> tuple[list[Tensor
         raise ValueError(f"there is no layer {name!r}; similar: {', '.join(close)}")
     features: list[Tensor] = []
 
-    def cut(_: nn.Module, inputs: Any, output: Any) -> Tensor:
-        if not isinstance(output, Tensor):
-            raise ValueError(f"{name} does not return a tensor; name a layer with a feature map")
+    def cut(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         features.append(output.detach().requires_grad_())
         return features[-1].clone()  # the next layer may work in place
 
@@ -238,11 +226,3 @@ def _layout(x: Tensor, frames: int, name: str) -> str:
         f"{name} has the shape {tuple(x.shape)}, without several positions in a frame; name a "
         "layer with a feature map (layer=, --layer)"
     )
-
-
-def _colors(values: np.ndarray) -> np.ndarray:
-    """Colors of values from 0 to 1, float32 RGB from 0 to 255, (..., 3)."""
-    anchors = np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in PLASMA])
-    steps = np.linspace(0, 1, len(anchors))
-    channels = [np.interp(values, steps, anchors[:, channel]) for channel in range(3)]
-    return np.stack(channels, -1).astype(np.float32)

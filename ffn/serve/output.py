@@ -1,11 +1,10 @@
-"""Write predictions as text, JSON lines or CSV."""
+"""Print predictions as text or JSON lines, and the rows of a table of them."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
-from typing import IO
+from dataclasses import asdict
 
 from ffn.files import printable
 from ffn.serve.prediction import Prediction
@@ -13,73 +12,56 @@ from ffn.serve.windows import Segment
 
 
 class Output:
-    """Writes predictions to a text file.
+    """Prints predictions.
 
     Args:
-        form: "text": a few lines per video; "json": an object per line and video; "csv": a table
-            with a row per video, or per window.
-        file: Where they are written.
+        form: "text": a few lines per video; "json": an object per line and video.
         labels: Most probable labels of a video.
     """
 
-    def __init__(self, form: str, file: IO[str], labels: int) -> None:
-        self._form, self._file, self._labels = form, file, labels
-        if form == "csv":
-            self._write_row(columns(labels))
+    def __init__(self, form: str, labels: int) -> None:
+        self._is_json, self._labels = form == "json", labels
 
     def add(self, prediction: Prediction) -> None:
-        """Write how the network ran, and the most probable labels of a video."""
-        if self._form == "json":
-            self._write(json.dumps(prediction.to_dict(self._labels)))
-        elif self._form == "csv":
-            self._write_row(prediction_row(prediction, self._labels))
-        else:
-            kind = "; several labels, independent probabilities" if prediction.multi_label else ""
-            self._write(
-                f"{prediction.path}: {prediction.how}, decode {prediction.decode_ms:.1f} ms, model "
-                f"{prediction.model_ms:.1f} ms{kind}"
-            )
-            for label, probability in prediction.top(self._labels):
-                self._write(f"  {probability:7.2%}  {label}")
+        """Print how the network ran, and the most probable labels of a video."""
+        if self._is_json:
+            _print(json.dumps(prediction.to_dict(self._labels)))
+            return
+        kind = "; several labels, independent probabilities" if prediction.multi_label else ""
+        _print(
+            f"{prediction.path}: {prediction.how}, decode {prediction.decode_ms:.1f} ms, model "
+            f"{prediction.model_ms:.1f} ms{kind}"
+        )
+        for label, probability in prediction.top(self._labels):
+            _print(f"  {probability:7.2%}  {label}")
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write the windows of a long video, and the segments that they were joined to."""
-        if self._form == "json":
-            joined = [segment.to_dict() for segment in segments]
+        """Print the segments of a long video; as JSON, also the windows that they come from."""
+        first, count = windows[0], len(windows)
+        if self._is_json:
+            joined = [asdict(segment) for segment in segments]
             shown = [window.to_dict(self._labels) for window in windows]
             path = {window.pop("path") for window in shown}.pop()
-            self._write(json.dumps({"path": path, "segments": joined, "windows": shown}))
-        elif self._form == "csv":
-            for window in windows:
-                self.add(window)
-        else:
-            self._add_segments(windows, segments)
-
-    def add_error(self, path: str, cause: str) -> None:
-        """Write why there is no prediction; nothing as text, since standard error has it."""
-        if self._form == "json":
-            self._write(json.dumps({"path": path, "error": cause}))
-        elif self._form == "csv":
-            self._write_row(error_row(path, cause, self._labels))
-
-    def _add_segments(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        first, count = windows[0], len(windows)
+            _print(json.dumps({"path": path, "segments": joined, "windows": shown}))
+            return
         decode = sum(window.decode_ms for window in windows)
         model = sum(window.model_ms for window in windows)
-        self._write(
+        _print(
             f"{first.path}: {count} window{'s' * (count > 1)} of {first.end - first.start:.3g} s, "
             f"{first.how}, decode {decode:.0f} ms, model {model:.0f} ms"
         )
         for one in segments:
             times = f"{one.start:8.2f} - {one.end:8.2f} s"
-            self._write(f"  {times}  {one.probability:7.2%}  {one.label}")
+            _print(f"  {times}  {one.probability:7.2%}  {one.label}")
 
-    def _write(self, line: str) -> None:
-        print(printable(line), file=self._file)
+    def add_error(self, path: str, cause: str) -> None:
+        """Print why there is no prediction; nothing as text, since standard error has it."""
+        if self._is_json:
+            _print(json.dumps({"path": path, "error": cause}))
 
-    def _write_row(self, row: Sequence[object]) -> None:
-        cells = [printable(x) if isinstance(x, str) else x for x in row]
-        csv.writer(self._file, lineterminator="\n").writerow(cells)
+
+def _print(line: str) -> None:
+    print(printable(line))
 
 
 def columns(labels: int) -> list[str]:
@@ -89,16 +71,10 @@ def columns(labels: int) -> list[str]:
     return ["path", "start", "end", *pairs, "frames", "sub_network", "error"]
 
 
-def prediction_row(prediction: Prediction, labels: int) -> list[object]:
-    """The cells of a prediction, in the order of :func:`columns`; None is an empty cell."""
-    found = [cell for pair in prediction.top(labels) for cell in pair]
+def cells(answer: Prediction | str, labels: int) -> list[object]:
+    """The cells of an answer after path, start and end; of a cause of an error, only its last."""
+    if isinstance(answer, str):
+        return [*[None] * (2 * labels + 2), answer]
+    found = [cell for pair in answer.top(labels) for cell in pair]
     found += [None] * (2 * labels - len(found))  # fewer classes
-    where = [prediction.path, prediction.start, prediction.end]
-    return [*where, *found, prediction.frames, prediction.active, None]
-
-
-def error_row(
-    path: str, cause: str, labels: int, start: float | None = None, end: float | None = None
-) -> list[object]:
-    """The cells of a video that cannot be read."""
-    return [path, start, end, *[None] * (2 * labels + 2), cause]
+    return [*found, answer.frames, answer.active, None]

@@ -26,6 +26,7 @@ from ffn.serve.windows import Segment
 if TYPE_CHECKING:
     from av.container import OutputContainer
     from av.video import VideoStream
+    from PIL.Image import Image
 
 LABELS = 3  # in one line, of videos with several labels
 HEAT_THUMBNAIL = 192  # longest side of a frame in a contact sheet with a heat map, pixels
@@ -64,7 +65,7 @@ def save(
         _save_gif(path, clip, prediction, heat)
     elif heat is None:
         segments = _whole_video(prediction)
-        save_video(path, given, segments, clip.indices, pattern=pattern, fps=fps)
+        save_video(path, given, segments, pattern=pattern, fps=fps)
     else:
         raise ValueError(f"a heat map is drawn into *.png or *.gif, not into {path}")
 
@@ -90,18 +91,11 @@ def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | 
 
 def _save_gif(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | None) -> None:
     """Write the frames that the network saw, with the label, in the time of the video."""
-    from PIL import Image
 
     frames = heat.overlay() if heat else clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
     factor = max(1, round(GIF_SIZE / min(frames.shape[1:3])))
     text = _title(heat, prediction) if heat else _label_at(_whole_video(prediction), 0)
-    pictures = []
-    for number, frame in enumerate(frames, 1):
-        enlarged = frame.repeat(factor, 0).repeat(factor, 1)
-        picture = Image.fromarray(_draw_label(enlarged, text, number / len(frames)))
-        if heat:  # Pillow's own palette lacks colors of the scale
-            picture = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
-        pictures.append(picture)
+    pictures = [_draw_label(frame.repeat(factor, 0).repeat(factor, 1), text) for frame in frames]
     total = clip.seconds or len(frames) / FRAMES_PER_SECOND
     # Viewers slow down shorter ones; the format has 16 bits for hundredths of a second.
     milliseconds = min(max(20, round(1000 * total / len(frames))), 655_350)
@@ -114,20 +108,16 @@ def save_video(
     path: Path,
     given: Input,
     segments: Sequence[Segment],
-    seen: Sequence[int],
     *,
     pattern: str,
     fps: float | None = None,
 ) -> None:
     """Write a whole video with the label of each time as mp4 (H.264, without sound).
 
-    A line at the lower edge shows the time; ticks mark the frames that the network saw.
-
     Args:
         path: The file; replaced.
         given: The video, as for a predictor.
         segments: Its labels. Where there is none, no label is written.
-        seen: Indices of the frames that the network saw.
         pattern: File names in a folder of frames.
         fps: Frames per second of a video without times; default: 10.
 
@@ -141,7 +131,6 @@ def save_video(
             times, duration = frame_times(video, fps)
         except VideoError:
             times, duration = frame_times(video, FRAMES_PER_SECOND)
-        ticks = [float(times[index]) / duration for index in sorted(set(seen))]
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream = None
             for index, image in video.in_order(range(len(video))):
@@ -150,8 +139,8 @@ def save_video(
                 if stream is None:
                     stream = _add_stream(output, image, len(video) / duration)
                 now = float(times[index])
-                drawn = _draw_label(image, _label_at(segments, now), now / duration, ticks)
-                frame = av.VideoFrame.from_ndarray(drawn, format="rgb24")
+                picture = _draw_label(image, _label_at(segments, now))
+                frame = av.VideoFrame.from_image(picture)
                 frame.pts, frame.time_base = round(now / TIME_BASE), TIME_BASE
                 output.mux(stream.encode(frame))
             output.mux(stream.encode())
@@ -189,23 +178,15 @@ def _label_at(segments: Sequence[Segment], time: float) -> str:
     )
 
 
-def _draw_label(
-    image: np.ndarray, text: str, position: float, ticks: Sequence[float] = ()
-) -> np.ndarray:
-    """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1."""
-    from PIL import Image, ImageDraw
+def _draw_label(image: np.ndarray, text: str) -> Image:
+    """A frame with a text on a dark bar at its lower edge."""
+    from PIL import Image
 
     picture = Image.fromarray(image)
     size = max(8, min(image.shape[:2]) // 16)
-    bar = Image.new("RGB", (picture.width, min(2 * size + 4, picture.height)))
+    bar = Image.new("RGB", (picture.width, min(2 * size, picture.height)))
     top = picture.height - bar.height
     below = picture.crop((0, top, picture.width, picture.height))
     picture.paste(Image.blend(below, bar, 0.6), (0, top))
-    place = (size // 2, top + size // 4)
-    write_line(picture, place, picture.width - size // 2, text, size, WHITE)
-    draw = ImageDraw.Draw(picture)
-    line, last = picture.height - max(2, size // 4), picture.width - 1
-    draw.line((0, line, round(position * last), line), fill=WHITE, width=max(1, size // 8))
-    for x in (round(tick * last) for tick in ticks):
-        draw.line((x, line - size // 4, x, line + size // 4), fill=WHITE)
-    return np.asarray(picture)
+    write_line(picture, (size // 2, top + size // 4), picture.width - size // 2, text, size, WHITE)
+    return picture

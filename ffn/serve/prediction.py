@@ -30,8 +30,8 @@ class Prediction:
             clips that ran as one batch, each has the same share; with early exit, of all
             stages that ran.
         multi_label: Whether a video has any number of the classes, with independent probabilities.
-        why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured" or
-            "early_exit: 4 frames 0.620 < 0.730, 16 frames"; empty if it was given.
+        why: Why this number of frames, e.g. "within 30 ms: 24.1 ms" or
+            "early exit after 4, 16 frames"; empty if it was given.
         indices: Indices of the input frames in the video.
         start, end: The window in seconds; None for the whole video.
     """

@@ -19,7 +19,7 @@ from ffn.evaluation.early_exit import EarlyExit
 from ffn.export import InferenceRunner
 from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice
-from ffn.serve.clips import Clip, ClipReader, Windows
+from ffn.serve.clips import Clip, ClipReader, Windows, read_together
 from ffn.serve.early_exit import run_early_exit
 from ffn.serve.heat_maps import HeatMap, compute_heat_map
 from ffn.serve.inputs import Input
@@ -48,13 +48,11 @@ class Predictor:
             default: the one that is kept with the weights.
 
     Raises:
-        ValueError: if the name, the device, the runtime or the precision is unknown or excludes
-            another, the record has no valid preprocessing, or the early exit is damaged or belongs
-            to other weights.
+        ValueError: if an argument is unknown or excludes another, the record has no valid
+            preprocessing, or the early exit is damaged or belongs to other weights.
         ImportError: if the runtime is not installed.
-        FileNotFoundError: if the file, or that of early exit, does not exist.
+        FileNotFoundError: if a file does not exist.
         WeightsError: if the weights cannot be loaded.
-        TypeError: if `name_or_path` is neither a name nor a path.
     """
 
     def __init__(
@@ -92,11 +90,7 @@ class Predictor:
 
     @property
     def default_frames(self) -> int:
-        """The largest number of frames that the network was trained with.
-
-        Raises:
-            ValueError: if the record of a plain network does not contain it.
-        """
+        """The largest of :attr:`trained_frames`."""
         return max(self.trained_frames)
 
     def resolve_precision(self, frames: int) -> str:
@@ -122,11 +116,7 @@ class Predictor:
         return self._costs.gmacs(frames)
 
     def latencies(self) -> dict[int, float]:
-        """Milliseconds of a forward pass of one clip, by number of frames, for budgets of time.
-
-        They are measured at the trained counts, and the smallest and the largest of `counts`, once
-        for a device, a network and a precision, and kept in ``FFN_HOME``.
-        """
+        """Milliseconds of a forward pass of one clip at the trained counts, for budgets of time."""
         return self._budget.latencies()
 
     @property
@@ -186,16 +176,16 @@ class Predictor:
 
         Raises:
             VideoError: if a video cannot be read.
-            ValueError: if `frames` or `batch_size` is below 1, there are several of `frames` and
-                budgets, the smallest count exceeds the budget, or logits are NaN or infinite.
+            ValueError: if `frames` is below 1, there are several of `frames` and budgets, the
+                smallest count exceeds the budget, or logits are NaN or infinite.
             TypeError: if a video is none of the above, or `frames` no integer.
         """
-        _check_batch_size(batch_size)
         several = isinstance(video, (list, tuple))
         videos = video if several else [video]
         if isinstance(frames, str) and frames == "early_exit" and budget_ms is budget_gmacs is None:
-            chunks = (videos[n : n + batch_size] for n in range(0, len(videos), batch_size))
-            found = [prediction for c in chunks for _, prediction in self.predict_early_exit(c)]
+            starts = range(0, len(videos), batch_size)
+            chunks = [self.predict_early_exit(videos[n : n + batch_size]) for n in starts]
+            found = [prediction for chunk in chunks for _, prediction in chunk]
         else:
             reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
             found = list(self.predict_all(map(reader.read, videos), batch_size))
@@ -233,7 +223,6 @@ class Predictor:
             VideoError: if the video cannot be read, or has no times and `fps` is not given.
             ValueError, TypeError: as a call, also for `seconds`, `step` and `fps`.
         """
-        _check_batch_size(batch_size)
         windows = Windows(seconds, step, fps)
         reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         return self.predict_all(reader.read_windows(video, windows), batch_size)
@@ -262,8 +251,7 @@ class Predictor:
 
         Raises:
             VideoError, TypeError: as a call.
-            ValueError: as a call; there is no such class; or the network has no suitable layer, or
-                not this one.
+            ValueError: as a call, also for `label` and `layer`.
         """
         if not isinstance(video, Clip):
             reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
@@ -287,19 +275,16 @@ class Predictor:
         budget_ms: float | None = None,
         budget_gmacs: float | None = None,
     ) -> ClipReader:
-        """What reads the clips of videos, also in other processes; checks its arguments.
-
-        Args:
-            frames, budget_ms, budget_gmacs: As for a call.
+        """What reads the clips of videos, also in other processes; arguments as for a call.
 
         Raises:
             ValueError, TypeError: as a call.
         """
         check_choice(frames, budget_ms, budget_gmacs)
         if budget_ms is not None:
-            choose = Always(*self._budget.within_ms(budget_ms))
+            choose = self._budget.within_ms(budget_ms)
         elif budget_gmacs is not None:
-            choose = Always(*self._budget.within_gmacs(budget_gmacs))
+            choose = self._budget.within_gmacs(budget_gmacs)
         elif frames is None:
             choose = Always(self.default_frames, "the largest trained count")
         elif isinstance(frames, str):
@@ -349,8 +334,8 @@ class Predictor:
             VideoError, TypeError: as a call.
         """
         stages = self._early_exit.stages
-        reader = ClipReader(self.preprocessing, self.pattern, Always(stages[-1], ""))
-        clips = [reader.read_counts(video, stages) for video in videos]
+        readers = [self.reader(count) for count in stages]
+        clips = [read_together(readers, video) for video in videos]
         found = run_early_exit(self._early_exit, clips, self._logits)
         return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
 
@@ -402,8 +387,3 @@ class Predictor:
             start=clip.start,
             end=clip.end,
         )
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if type(batch_size) is not int or batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size!r}; expected an integer of 1 or more")

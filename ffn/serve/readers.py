@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ffn.data import VideoError
 from ffn.data.workers import start_worker
-from ffn.serve.clips import Clip, ClipReader
+from ffn.serve.clips import Clip, ClipReader, read_together
 from ffn.serve.inputs import Input
 
 END_SECONDS = 2.0  # for the processes to end
@@ -59,7 +59,7 @@ class Readers:
         Args:
             readers: What reads the clips, one for each.
             given: The video.
-            start, end: See :meth:`ffn.serve.clips.ClipReader.read`.
+            start, end: See :func:`ffn.serve.clips.read_together`.
 
         Returns:
             A function that raises VideoError if the video cannot be read or ends its process, or
@@ -125,4 +125,4 @@ def _read(
     path: Path,
 ) -> None:
     """In a worker: write the clips of a video to a file."""
-    path.write_bytes(pickle.dumps([reader.read(given, start, end) for reader in readers]))
+    path.write_bytes(pickle.dumps(read_together(readers, given, start, end)))

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,15 +28,6 @@ class Segment:
     end: float
     label: str
     probability: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The segment as JSON values."""
-        return {
-            "start": round(self.start, 6),
-            "end": round(self.end, 6),
-            "label": self.label,
-            "probability": self.probability,
-        }
 
 
 def merge_windows(windows: Iterable[Prediction], *, threshold: float = 0.5) -> list[Segment]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from serve_files import save_network, write_video
 
 from ffn.cli import main
 from ffn.serve import Predictor
@@ -22,17 +20,10 @@ from ffn.serve import Predictor
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("weights")
-    return str(save_network(folder / "tiny.safetensors", spread=0.1))
-
-
-@pytest.fixture(scope="module")
-def video(tmp_path_factory) -> str:
+@pytest.fixture
+def video(videos) -> str:
     """Six seconds."""
-    frames = np.random.default_rng(3).integers(0, 256, (60, 40, 48, 3), np.uint8)
-    return str(write_video(tmp_path_factory.mktemp("videos") / "a.mp4", frames, rate=10))
+    return videos[1]
 
 
 def live(capsys, weights, *words: object) -> tuple[int, str, str]:
@@ -58,20 +49,15 @@ def test_json_lines_are_the_windows_of_the_file(capsys, weights, video) -> None:
     assert found[0]["shown"] == found[0]["labels"][:1]
 
 
-def test_text_has_a_line_per_change_of_the_label(capsys, weights, video, tmp_path) -> None:
-    log = tmp_path / "out/log.jsonl"
+def test_text_has_a_line_per_change_of_the_label(capsys, weights, video) -> None:
     words = (video, "--speed", 10, "--step", 0.5, "--frames", 2, "--smooth", 0, "--margin", 0)
-    status, out, _ = live(capsys, weights, *words, "--repeat", "--duration", 9, "--log", log)
+    status, out, err = live(capsys, weights, *words, "--repeat", "--duration", 9)
 
     assert status == 0
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert entries[-1]["time"] == pytest.approx(8.9)
-    changes = [e["shown"][0]["label"] for e in entries if e["changed"]]
-    assert [line.split()[1] for line in out.splitlines()[1:]] == changes[1:]
-
-    before = log.read_bytes()
-    assert live(capsys, weights, *words, "--log", log)[:2] == (2, "")
-    assert log.read_bytes() == before
+    assert err.startswith("ffn live: 9")
+    labels = [line.split()[1] for line in out.splitlines()]
+    assert labels
+    assert all(a != b for a, b in pairwise(labels))
 
 
 def test_refused(capsys, weights, video) -> None:
@@ -86,34 +72,22 @@ def test_refused(capsys, weights, video) -> None:
         assert named in err
 
 
-def test_what_is_read_is_never_overwritten(capsys, weights, video, tmp_path) -> None:
-    source = tmp_path / "a.mp4"
-    shutil.copy(video, source)
-    before = source.read_bytes(), Path(weights).read_bytes()
-    for path in (source, weights):
-        assert live(capsys, weights, source, "--log", path, "--overwrite")[0] == 2
-    assert (source.read_bytes(), Path(weights).read_bytes()) == before
-
-
 @pytest.mark.slow
-def test_ctrl_c(weights, video, tmp_path) -> None:
-    log = tmp_path / "log.jsonl"
+def test_ctrl_c(weights, video) -> None:
     words = [video, "--weights", weights, "--repeat", "--step", "0.5", "--frames", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "ffn", "live", *words, "--log", str(log)],
+        [sys.executable, "-m", "ffn", "live", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and (not log.exists() or log.stat().st_size < 5000):
-        time.sleep(0.1)
+    first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
 
     assert process.returncode == 130
-    assert re.match(r"0:00:0\d\.\d  (up|down|still)  \d+%  ", out)
+    assert re.match(r"0:00:0\d\.\d  (up|down|still)  \d+%  ", first)
     assert re.search(r"ffn live: .* answers, 0 skipped; latency", err)
 
 

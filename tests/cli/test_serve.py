@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from serve_files import save_network, write_video
+from serve_files import save_network
 
 from ffn.cli import main
 from ffn.serve import Client, Predictor
@@ -44,26 +43,11 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory) -> list[Path]:
-    folder, random = tmp_path_factory.mktemp("videos"), np.random.default_rng(1)
-    pixels = [random.integers(0, 256, (30, 64, 64, 3), np.uint8) for _ in range(2)]
-    return [
-        write_video(folder / f"{name}.mp4", one, rate=10, codec="libx264rgb")
-        for name, one in zip("ab", pixels, strict=True)
-    ]
-
-
-@pytest.fixture(scope="module")
 def address(weights, tmp_path_factory) -> Iterator[str]:
     """A service in a process of its own; it ends by SIGTERM, and leaves no file."""
     port = free_port()
-    temporary = tmp_path_factory.mktemp("temporary")
-    other = save_network(weights.with_name("other.safetensors"), ranges={3: (2, 4), 6: (5, 9)})
+    temporary, folder = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("other")
+    other = save_network(folder / "other.safetensors", ranges={3: (2, 4), 6: (5, 9)})
     command = [sys.executable, "-m", "ffn", "serve", "--weights", weights, other]
     command += ["--precision", "fp32"]
     command += ["--port", str(port), "--max-mib", "1"]
@@ -142,8 +126,8 @@ def wait_for(page, text: str) -> str:
     return page.inner_text("#message")
 
 
-def upload(page, path: Path) -> None:
-    page.set_input_files("input[type=file]", str(path))
+def upload(page, path: str) -> None:
+    page.set_input_files("input[type=file]", path)
 
 
 def set_frames(page, count: int) -> None:

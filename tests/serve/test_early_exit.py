@@ -1,4 +1,4 @@
-"""Early exit of a exiting, against stored logits and the clips of fixed counts."""
+"""Early exit, against stored logits and the clips of fixed counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffn.cli import main
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve import Predictor
 from ffn.serve.choose_frames import Always
-from ffn.serve.clips import ClipReader
+from ffn.serve.clips import ClipReader, read_together
 from ffn.zoo import early_exit_path, state_sha256
 
 STAGES = (2, 4, 8)
@@ -74,7 +74,7 @@ def test_a_served_early_exit_equals_the_one_on_stored_logits(exiting, stored, fo
     place = stage.tolist().index(1)  # a video that the second stage answers
     first, expected = together[place], stored[4][place].softmax(0)
     torch.testing.assert_close(first.probabilities, expected, atol=1e-5, rtol=0)
-    assert first.why.startswith("early exit: 2 frames 0.")
+    assert first.why == "early exit after 2, 4 frames"
     assert exiting([], frames="early_exit") == []
 
 
@@ -94,9 +94,9 @@ def test_stages_have_the_clips_of_fixed_counts(rule, length) -> None:
     pixels = np.random.default_rng(length).integers(0, 256, (length, 40, 48, 3), dtype=np.uint8)
     settings = replace(PREPROCESSING, sampling=rule)
     counts = (4, 6, 12)
-    found = ClipReader(settings, "", Always(12, "")).read_counts(pixels, counts)
-    for count, clip in zip(counts, found, strict=True):
-        fixed = ClipReader(settings, "", Always(count, "")).read(pixels)
+    readers = [ClipReader(settings, "", Always(count, "")) for count in counts]
+    for reader, clip in zip(readers, read_together(readers, pixels), strict=True):
+        fixed = reader.read(pixels)
         assert clip.indices == fixed.indices
         assert torch.equal(clip.pixels, fixed.pixels)
 
@@ -128,4 +128,4 @@ def test_no_early_exit_or_one_of_other_weights(tmp_path, file, predictor, footag
 def test_early_exit_that_ships() -> None:
     exiting = Predictor("tsm_tiny.motion_any_f2_20", precision="fp32")
     pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28, 3), dtype=np.uint8)
-    assert exiting(pixels, frames="early_exit").why.startswith("early exit: ")
+    assert exiting(pixels, frames="early_exit").why.startswith("early exit after ")

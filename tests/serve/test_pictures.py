@@ -102,8 +102,8 @@ def test_a_video_has_the_label_of_each_time(footage, tmp_path) -> None:
     path = write_video(tmp_path / "video.mp4", footage, rate=10)
     labelled = [Segment(1.0, 2.0, "up", 0.9)]
 
-    save_video(tmp_path / "out.mp4", path, labelled, [], pattern=PATTERN)
-    save_video(tmp_path / "none.mp4", path, [], [], pattern=PATTERN)
+    save_video(tmp_path / "out.mp4", path, labelled, pattern=PATTERN)
+    save_video(tmp_path / "none.mp4", path, [], pattern=PATTERN)
 
     _, with_label = frames_of(tmp_path / "out.mp4")
     _, without = frames_of(tmp_path / "none.mp4")
@@ -114,7 +114,7 @@ def test_a_video_has_the_label_of_each_time(footage, tmp_path) -> None:
 def test_frames_in_memory_and_odd_sizes(footage, tmp_path) -> None:
     odd = torch.from_numpy(footage[:5, :33, :47].copy())
     for fps in (None, 4):
-        save_video(tmp_path / "odd.mp4", odd, [], [0], pattern=PATTERN, fps=fps)
+        save_video(tmp_path / "odd.mp4", odd, [], pattern=PATTERN, fps=fps)
         times, pixels = frames_of(tmp_path / "odd.mp4")
         assert pixels.shape == (5, 32, 46, 3)
         assert times == pytest.approx([n / (fps or FRAMES_PER_SECOND) for n in range(5)], abs=1e-3)
@@ -125,5 +125,5 @@ def test_a_failed_video_leaves_no_file(footage, tmp_path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(Exception, match=r"video\.mp4"):
-        save_video(tmp_path / "out.mp4", path, [], [], pattern=PATTERN)
+        save_video(tmp_path / "out.mp4", path, [], pattern=PATTERN)
     assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]

@@ -81,7 +81,6 @@ def test_misuse(weights, pixels):
         (pixels, {"budget_ms": "fast"}),
         (pixels, {"frames": 0}),
         (pixels, {"frames": 10_000}),
-        ([pixels], {"batch_size": 0}),
     ):
         with pytest.raises(ValueError, match=r"expected|give one of|accepted"):
             predictor(given, **options)

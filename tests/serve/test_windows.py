@@ -31,7 +31,7 @@ def test_times() -> None:
 
 def test_wrong_windows(predictor, footage) -> None:
     for wrong, options in (
-        ("seconds", {"seconds": "2"}),
+        ("seconds", {"seconds": 0}),
         ("step", {"seconds": 2, "step": 3}),
         ("fps", {"seconds": 2, "fps": math.inf}),
     ):
@@ -64,7 +64,7 @@ def test_the_number_of_frames_is_chosen_for_each_window(predictor, footage, tmp_
     assert {w.frames for w in predictor.windows(path, 1.0, step=0.1, frames="auto")} == {8}
     found = list(predictor.windows(path, 0.04, frames="auto"))
     assert {window.frames for window in found} == {2}
-    assert found[0].why == "auto: the smallest count; the window has 1 frame"
+    assert found[0].why == "auto: of 1 in 0.0 s"
 
 
 def test_few_frames_are_in_memory_at_once(predictor, footage, tmp_path, monkeypatch) -> None:

@@ -79,11 +79,11 @@ class LivePredictor:
     (:class:`ffn.serve.live.rules.LoadControl`); if the smallest is too slow, answers are skipped.
     Memory and latency are bounded in both cases.
 
-    Iterating can be done once. The thread ends with it, also by ``break`` or Ctrl-C; or use the
-    predictor as a context, or call :meth:`close`.
+    Iterating can be done once. The thread ends with it, also by ``break`` or Ctrl-C; or call
+    :meth:`close`.
 
     Args:
-        predictor: The network. It runs four times per count at the start, to measure its times.
+        predictor: The network.
         source: A camera, an address, a video file, an iterable of (time, frame), or a source with
             options; see :func:`ffn.serve.open_source`.
         window: Seconds of the stream that an answer is about.
@@ -138,12 +138,6 @@ class LivePredictor:
         self._received = self._dropped = self._skipped = 0
         self._late = False  # whether frames were dropped since the last answer
 
-    def __enter__(self) -> LivePredictor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __iter__(self) -> Iterator[LiveAnswer]:
         """Start, and give the answers until the source ends or the predictor is closed.
 
@@ -153,7 +147,8 @@ class LivePredictor:
         """
         if self._thread is not None or self._pace.closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
-        control = LoadControl(self._measure(), self._why)
+        self._predictor.warm_up(self._counts)
+        control = LoadControl(self._counts, self._why)
         name = f"ffn live: {self._source.name}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -280,17 +275,3 @@ class LivePredictor:
             start=start,
             end=end,
         )
-
-    def _measure(self) -> dict[int, float]:
-        """Seconds of an answer by count; the first run of each builds its network."""
-        size, seconds = self._predictor.preprocessing.crop, {}
-        for count in self._counts:
-            pixels = torch.zeros(3, count, size, size, dtype=torch.uint8)
-            clip = Clip("measurement", pixels, "", tuple(range(count)), 0.0)
-            runs = []
-            for _ in range(4):
-                started = self._pace.now()
-                self._predictor.predict([clip])
-                runs.append(self._pace.now() - started)
-            seconds[count] = min(runs[1:])
-        return seconds

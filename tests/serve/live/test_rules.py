@@ -45,6 +45,7 @@ def test_a_handful_of_counts() -> None:
     assert handful(range(2, 21)) == [2, 4, 6, 11, 20]
     assert handful(range(1, 65)) == [1, 3, 8, 23, 64]
     assert handful([3, 4, 5, 6, 7, 8]) == [3, 4, 5, 6, 8]
+    assert (handful([1, 2, 3]), handful([5])) == ([1, 2, 3], [5])
 
 
 class Machine:
@@ -53,7 +54,7 @@ class Machine:
     interval = 0.2
 
     def __init__(self) -> None:
-        self.control = LoadControl({count: 0.01 * count for count in (4, 8, 16)})
+        self.control = LoadControl((4, 8, 16))
         self.now = 0.0
         self.counts: list[int] = []
 
