@@ -158,22 +158,17 @@ class _Output:
 
 def _write(stream: LivePredictor, output: _Output, duration: float | None) -> None:
     """Write the answers until the stream, or the duration, ends; then a line about all."""
-    import numpy as np
-
-    latencies, answer = [], None
+    answer = None
     try:
         for answer in stream:
-            latencies.append(answer.latency_ms)
             output.add(answer)
             if duration is not None and answer.prediction.end >= duration:
                 break
     finally:
         if answer is not None:
-            half, most = np.percentile(latencies, [50, 99])
             print(
                 f"ffn live: {answer.prediction.end:.1f} s, {answer.received:,} frames, "
-                f"{answer.dropped:,} of them dropped; {len(latencies):,} answers, "
-                f"{answer.skipped:,} skipped; latency {half:.1f} ms (median), {most:.1f} ms (99 %)",
+                f"{answer.dropped:,} of them dropped; {answer.skipped:,} answers skipped",
                 file=sys.stderr,
             )
 

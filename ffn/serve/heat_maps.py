@@ -16,7 +16,7 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
-from ffn.data import Normalize, Preprocessing
-from ffn.labels import LabelKind
+from ffn.data import Normalize
 from ffn.serve.clips import Clip
+
+if TYPE_CHECKING:
+    from ffn.serve.predictor import Predictor
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
 LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
@@ -45,14 +47,12 @@ class HeatMap:
             strongest evidence in the whole clip, so that frames can be compared. All values are 0
             if there is no evidence for the class.
         label: Name of the class.
-        probability: Of the class, by the network in fp32 before it is fused.
         layer: Name of the layer whose feature map was weighted, or "the last feature maps".
         clip: The clip.
     """
 
     values: Tensor
     label: str
-    probability: float
     layer: str
     clip: Clip
 
@@ -69,38 +69,21 @@ class HeatMap:
 
 
 def compute_heat_map(
-    network: nn.Module,
-    clip: Clip,
-    label: str | None,
-    layer: str | None,
-    *,
-    classes: Sequence[str],
-    preprocessing: Preprocessing,
-    labels: LabelKind,
+    predictor: Predictor, clip: Clip, label: str | None, layer: str | None
 ) -> HeatMap:
     """The heat map of a clip; see :meth:`ffn.Predictor.heat_map`.
 
     The network does not change: a copy of the sub-network runs, in fp32, before it is fused.
-
-    Raises:
-        ValueError: no such class; or the network has no suitable layer, or not this one.
     """
-    device = next(network.parameters()).device
-    index = None if label is None else find_class(label, classes)
+    index = None if label is None else find_class(label, predictor.classes)
     # Inference tensors, made under torch.inference_mode, have no gradients.
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
-        x = Normalize(preprocessing)(pixels)
-        maps, logits = grad_cam(_plain_copy(network, x.shape[2]), x, index, layer)
+    with torch.inference_mode(False), torch.autocast(predictor.device.type, enabled=False):
+        pixels = clip.pixels.clone()[None].to(predictor.device)  # (1, C, T, H, W)
+        x = Normalize(predictor.preprocessing)(pixels)
+        maps, logits = grad_cam(_plain_copy(predictor.model, x.shape[2]), x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
-    return HeatMap(
-        values=values,
-        label=classes[index],
-        probability=float(labels.probabilities(logits)[index]),
-        layer=layer or LAST,
-        clip=clip,
-    )
+    return HeatMap(values, predictor.classes[index], layer or LAST, clip)
 
 
 def find_class(label: str, classes: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from ffn.export import InferenceRunner
 from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice
 from ffn.serve.clips import Clip, ClipReader, Windows, read_together
-from ffn.serve.early_exit import run_early_exit
 from ffn.serve.heat_maps import HeatMap, compute_heat_map
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import NotFiniteError, Prediction
@@ -258,15 +258,7 @@ class Predictor:
             video = reader.read(video)
         elif (frames, budget_ms, budget_gmacs) != (None, None, None):
             raise ValueError("a clip has its frames already; leave out frames and budgets")
-        return compute_heat_map(
-            self.model,
-            video,
-            label,
-            layer,
-            classes=self.classes,
-            preprocessing=self.preprocessing,
-            labels=label_kind(self.record.multi_label),
-        )
+        return compute_heat_map(self, video, label, layer)
 
     def reader(
         self,
@@ -320,7 +312,21 @@ class Predictor:
         logits, model_ms = self._logits(clips)
         labels = label_kind(self.record.multi_label)
         return [
-            self._prediction(clip, labels.probabilities(row), model_ms)
+            Prediction(
+                path=clip.name,
+                probabilities=labels.probabilities(row),
+                classes=self.classes,
+                frames=clip.pixels.shape[1],
+                active=self._runner.select(clip.pixels.shape[1]),
+                network=str(self._runner),
+                decode_ms=clip.decode_ms,
+                model_ms=model_ms,
+                multi_label=self.record.multi_label,
+                why=clip.why,
+                indices=clip.indices,
+                start=clip.start,
+                end=clip.end,
+            )
             for clip, row in zip(clips, logits, strict=True)
         ]
 
@@ -336,8 +342,21 @@ class Predictor:
         stages = self._early_exit.stages
         readers = [self.reader(count) for count in stages]
         clips = [read_together(readers, video) for video in videos]
-        found = run_early_exit(self._early_exit, clips, self._logits)
-        return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
+        spent = [0.0] * len(videos)  # milliseconds
+        answers: dict[int, tuple[Clip, Prediction]] = {}
+        for stage in range(len(stages)):
+            pending = [n for n in range(len(videos)) if n not in answers]
+            if not pending:
+                break
+            found = self.predict([clips[n][stage] for n in pending])
+            why = f"early exit after {', '.join(map(str, stages[: stage + 1]))} frames"
+            stops = self._early_exit.stops(stage, torch.stack([p.probabilities for p in found]))
+            for n, prediction, stopped in zip(pending, found, stops, strict=True):
+                spent[n] += prediction.model_ms
+                if stopped:
+                    prediction = replace(prediction, why=why, model_ms=spent[n])
+                    answers[n] = clips[n][stage], prediction
+        return [answers[n] for n in range(len(videos))]
 
     @cached_property
     def _early_exit(self) -> EarlyExit:
@@ -369,21 +388,3 @@ class Predictor:
                     "weights are damaged"
                 )
         return logits, 1000 * (time.perf_counter() - started) / len(clips)
-
-    def _prediction(self, clip: Clip, probabilities: Tensor, model_ms: float) -> Prediction:
-        frames = clip.pixels.shape[1]
-        return Prediction(
-            path=clip.name,
-            probabilities=probabilities,
-            classes=self.classes,
-            frames=frames,
-            active=self._runner.select(frames),
-            network=str(self._runner),
-            decode_ms=clip.decode_ms,
-            model_ms=model_ms,
-            multi_label=self.record.multi_label,
-            why=clip.why,
-            indices=clip.indices,
-            start=clip.start,
-            end=clip.end,
-        )

@@ -118,7 +118,6 @@ def test_the_map_is_that_of_the_sub_network(predictor, pixels, frames) -> None:
 
     prediction = predictor(pixels, frames=frames)
     assert heat.label == prediction.top(1)[0][0]
-    assert heat.probability == pytest.approx(prediction.top(1)[0][1], abs=1e-4)
     assert (heat.values.shape, heat.values.dtype) == ((frames, 32, 32), torch.float32)
     assert heat.clip.indices == prediction.indices
     model = predictor.model

@@ -21,17 +21,6 @@ CLASSES = 12  # that the page lists
 KEPT_SECONDS = 3600  # uploaded files
 # Fonts of the system: the page works without a connection to other hosts.
 FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
-# The table fits beside the video. The frames: as many columns as fit, below the title, in a box as
-# high as they are.
-CSS = """
-#table * { font-size: 0.75rem !important; }
-#labels h2 { overflow-wrap: anywhere; }
-#seen .grid-wrap { min-height: 4rem; max-height: none; height: auto; }
-#seen .grid-container {
-  padding-top: 2rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(8rem, 30%), 1fr));
-}
-"""
 
 
 def mount_page(app: FastAPI, service: Service) -> FastAPI:
@@ -55,7 +44,6 @@ def mount_page(app: FastAPI, service: Service) -> FastAPI:
         PATH,
         max_file_size=int(service.limits.max_mib * 2**20),
         theme=gr.themes.Default(font=FONT, font_mono=MONO),
-        css=CSS,
         footer_links=[],
         enable_monitoring=False,
         ssr_mode=False,
