@@ -73,20 +73,18 @@ def build_page(service: Service) -> gr.Blocks:
                     label="Network",
                     visible=len(counts) > 1,
                     interactive=True,
-                    elem_id="model",
                 )
                 most = service.limits.max_frames
-                frames = gr.Slider(1, most, counts[first], step=1, label="Frames", elem_id="frames")
+                frames = gr.Slider(1, most, counts[first], step=1, label="Frames")
             with gr.Column():
-                message = gr.Markdown(_start_text(service, first), elem_id="message")
-                labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
+                message = gr.Markdown(_start_text(service, first))
+                labels = gr.Label(label="Labels", num_top_classes=LABELS)
                 table = gr.Dataframe(
                     headers=list(COLUMNS),
                     label="The same video with other numbers of frames",
                     interactive=False,
-                    elem_id="table",
                 )
-        seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
+        seen = gr.Gallery(label="Frames that the network saw", height="auto")
         model.change(counts.__getitem__, model, frames, api_visibility="private")
         gr.on(
             [component.change for component in (video, model, frames)],
