@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
-import torch
+from serve_files import answer
 from simulated_clock import SimulatedClock
 
 from ffn.data import Preprocessing
@@ -49,22 +49,9 @@ class Network:
         count = clip.pixels.shape[1]
         self._clock.spend(self._seconds(count, self._clock.now()))
         bright = float(clip.pixels.float().mean()) / 255
-        return [
-            Prediction(
-                path=clip.name,
-                probabilities=torch.tensor([bright, 1 - bright]),
-                classes=self.classes,
-                frames=count,
-                active=count,
-                network="simulated",
-                decode_ms=clip.decode_ms,
-                model_ms=0.0,
-                why=clip.why,
-                indices=clip.indices,
-                start=clip.start,
-                end=clip.end,
-            )
-        ]
+        kept = {key: getattr(clip, key) for key in ("why", "indices", "start", "end")}
+        found = (bright, 1 - bright)
+        return [answer(found, self.classes, path=clip.name, frames=count, active=count, **kept)]
 
 
 def camera(clock: SimulatedClock, seconds: float) -> Iterator[tuple[float, np.ndarray]]:

@@ -52,8 +52,6 @@ class Client:
         frames: int | str | Sequence[int | str] | None = None,
         *,
         model: str | None = None,
-        budget_ms: float | None = None,
-        budget_gmacs: float | None = None,
         top: int = 5,
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Predict the labels of a video.
@@ -62,7 +60,6 @@ class Client:
             video: Path of a file, or its bytes.
             frames: Number of frames, or "auto"; or a list, for an answer with each.
             model: Name of the weights; default: the first of the service.
-            budget_ms, budget_gmacs: In place of `frames`, see :class:`ffn.Predictor`.
             top: Number of labels.
 
         Returns:
@@ -76,7 +73,6 @@ class Client:
         several = isinstance(frames, Sequence) and not isinstance(frames, str)
         name = None if isinstance(video, bytes) else Path(video).name[:200]
         query = {"model": model, "frames": frames, "top": top, "name": name}
-        query |= {"budget_ms": budget_ms, "budget_gmacs": budget_gmacs}
         given = {key: value for key, value in query.items() if value is not None}
         # Names of files that are no UTF-8 have characters that cannot be sent.
         path = f"/api/predict?{urlencode(given, doseq=True, errors='replace')}"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from serve_files import CLASSES, write_video
+from serve_files import CLASSES, answer, write_video
 
 from ffn.data import VideoError
 from ffn.data.decoding import open_video
@@ -84,19 +84,7 @@ def test_few_frames_are_in_memory_at_once(predictor, footage, tmp_path, monkeypa
 
 
 def window(start, end, probabilities, *, multi_label=False) -> Prediction:
-    return Prediction(
-        path="a.mp4",
-        probabilities=torch.tensor(probabilities),
-        classes=CLASSES,
-        frames=4,
-        active=4,
-        network="fused, fp32",
-        decode_ms=1.0,
-        model_ms=1.0,
-        multi_label=multi_label,
-        start=start,
-        end=end,
-    )
+    return answer(probabilities, CLASSES, multi_label=multi_label, start=start, end=end)
 
 
 def segments(found: list[Segment]) -> list[tuple[float, float, str, float]]:

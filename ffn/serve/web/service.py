@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -34,8 +34,6 @@ _STARTS = (
 # Types of the first box of an ISO file or an old QuickTime file.
 _BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _TS_PACKETS = {188: 0, 192: 4}  # length of a packet, place of its first byte 0x47
-
-Budget = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Query(BaseModel):
     Attributes:
         model: Name of the weights; None for the first.
         frames: Numbers of frames, or "auto"; empty for the largest trained count.
-        budget_ms, budget_gmacs: In place of numbers of frames, see :class:`ffn.Predictor`.
         top: Number of labels in an answer of the endpoint.
         name: Of the video, for the prediction and for messages.
     """
@@ -70,8 +67,6 @@ class Query(BaseModel):
 
     model: str | None = None
     frames: list[PositiveInt | Literal["auto"]] = Field([], max_length=COUNTS)
-    budget_ms: Budget = None
-    budget_gmacs: Budget = None
     top: int = Field(5, ge=1, le=1000)
     name: str = Field("the video", min_length=1, max_length=200)
 
@@ -117,10 +112,9 @@ class Service:
         self.close()
 
     def warm_up(self) -> None:
-        """Fuse the networks, choose their precision, measure them and start the processes."""
+        """Fuse the networks, choose their precision and start the processes."""
         for predictor in self.predictors.values():
             predictor.warm_up(predictor.trained_frames)
-            predictor.latencies()  # for budgets: beside requests, the times would be too long
         self._readers.start()
 
     @property
@@ -230,11 +224,7 @@ class Service:
         counts, most = query.frames, self.limits.max_frames
         if any(count != "auto" and count > most for count in counts):
             raise HTTPException(400, f"frames is {counts}; at most {most} are accepted")
-        budgets = {"budget_ms": query.budget_ms, "budget_gmacs": query.budget_gmacs}
-        try:
-            return [predictor.reader(count, **budgets) for count in counts or (None,)]
-        except (ValueError, TypeError) as error:
-            raise HTTPException(400, str(error)) from error
+        return [predictor.reader(count) for count in counts or (None,)]
 
     def _check_file(self, path: Path, name: str) -> None:
         """Refuse a file that is too large, or of a type that is not accepted."""
