@@ -137,18 +137,19 @@ def predict_batch(
     chunks = [videos[n : n + step] for n in range(0, len(videos), step)]
     parts = _Parts(output.with_name(f"{output.name}.parts"))
     with ExitStack() as stack:
-        predictor, settings, done = None, None, None
+        predictor, settings, kept = None, None, 0
         if rank == 0:
             stack.enter_context(parts.locked())
             predictor, settings = _settle(build, videos, options, parts)
-            done = parts.done()
-        settings, done = gather((settings, done))[0]
+            kept = sum(len(chunks[n]) for n in parts.done())
+        settings = gather(settings)[0]
         predictor = predictor or build(settings["precision"])
         reader = predictor.reader(**options.choice)
         if settings["count"] is not None:  # a budget of time may give another one here
             reader = replace(reader, choose=Always(*settings["count"]))
 
-        todo = [n for n in range(len(chunks)) if n not in done][rank::size]
+        done = parts.done()
+        todo = [n for n in range(rank, len(chunks), size) if n not in done]
         finished, total = 0, sum(len(chunks[n]) for n in todo)
         progress(finished, total)
         found = _read([record for n in todo for _, record in chunks[n]], reader, options)
@@ -158,11 +159,10 @@ def predict_batch(
             finished += len(clips)
             progress(finished, total)
         gather(None)  # all rows are written
-        result = None
+        errors = 0
         if rank == 0:
             errors = parts.write_table(output, options.labels, len(chunks))
-            result = BatchResult(len(videos), sum(len(chunks[n]) for n in done), errors)
-    return gather(result)[0]
+    return gather(BatchResult(len(videos), kept, errors))[0]
 
 
 def _settle(
@@ -202,8 +202,7 @@ def _digest(videos: Videos) -> str:
     digest = hashlib.sha256()
     for name, record in videos:
         path = record.path if is_address(record.path) else os.path.abspath(record.path)
-        line = repr((name, path, record.start, record.end, record.frames))
-        digest.update(line.encode("utf-8", "surrogateescape"))
+        digest.update(repr((name, path, record.start, record.end, record.frames)).encode())
     return digest.hexdigest()
 
 
