@@ -237,10 +237,11 @@ def _rows(
 ) -> list[list[Any]]:
     """The rows of a chunk."""
     answers = iter(_predict(predictor, [clip for clip in found if isinstance(clip, Clip)]))
-    return [
-        [name, record.start, record.end, *cells(x if isinstance(x, str) else next(answers), labels)]
-        for (name, record), x in zip(videos, found, strict=True)
-    ]
+    rows = []
+    for (name, record), clip in zip(videos, found, strict=True):
+        answer = clip if isinstance(clip, str) else next(answers)
+        rows.append([name, record.start, record.end, *cells(answer, labels)])
+    return rows
 
 
 def _predict(predictor: Predictor, clips: Sequence[Clip]) -> list[Prediction | str]:
@@ -307,7 +308,8 @@ class _Parts:
                     for row in csv.reader(part):
                         table.writerow(row)
                         errors += row[-1] != ""
-        for path in [*map(self._path, range(chunks)), self._settings, self._lock]:
+        cut = self.folder.glob(".*.part")  # of killed processes
+        for path in [*map(self._path, range(chunks)), *cut, self._settings, self._lock]:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # NFS keeps files that are open, under another name
             self.folder.rmdir()
