@@ -16,7 +16,7 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
-from ffn.data import Normalize
+from ffn.data import Normalize, Preprocessing
 from ffn.serve.clips import Clip
-
-if TYPE_CHECKING:
-    from ffn.serve.predictor import Predictor
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
 LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
@@ -69,21 +66,28 @@ class HeatMap:
 
 
 def compute_heat_map(
-    predictor: Predictor, clip: Clip, label: str | None, layer: str | None
+    network: nn.Module,
+    clip: Clip,
+    label: str | None,
+    layer: str | None,
+    *,
+    classes: Sequence[str],
+    preprocessing: Preprocessing,
 ) -> HeatMap:
     """The heat map of a clip; see :meth:`ffn.Predictor.heat_map`.
 
     The network does not change: a copy of the sub-network runs, in fp32, before it is fused.
     """
-    index = None if label is None else find_class(label, predictor.classes)
+    device = next(network.parameters()).device
+    index = None if label is None else find_class(label, classes)
     # Inference tensors, made under torch.inference_mode, have no gradients.
-    with torch.inference_mode(False), torch.autocast(predictor.device.type, enabled=False):
-        pixels = clip.pixels.clone()[None].to(predictor.device)  # (1, C, T, H, W)
-        x = Normalize(predictor.preprocessing)(pixels)
-        maps, logits = grad_cam(_plain_copy(predictor.model, x.shape[2]), x, index, layer)
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
+        x = Normalize(preprocessing)(pixels)
+        maps, logits = grad_cam(_plain_copy(network, x.shape[2]), x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
-    return HeatMap(values, predictor.classes[index], layer or LAST, clip)
+    return HeatMap(values, classes[index], layer or LAST, clip)
 
 
 def find_class(label: str, classes: Sequence[str]) -> int:

@@ -258,7 +258,8 @@ class Predictor:
             video = reader.read(video)
         elif (frames, budget_ms, budget_gmacs) != (None, None, None):
             raise ValueError("a clip has its frames already; leave out frames and budgets")
-        return compute_heat_map(self, video, label, layer)
+        more = {"classes": self.classes, "preprocessing": self.preprocessing}
+        return compute_heat_map(self.model, video, label, layer, **more)
 
     def reader(
         self,
