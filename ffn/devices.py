@@ -39,8 +39,6 @@ def describe_device(device: torch.device) -> str:
         return device.type
     threads = torch.get_num_threads()
     name = PROCESSOR.get("model name") or platform.processor() or platform.machine()
-    if {"cpu family", "model"} <= PROCESSOR.keys():  # a virtual machine may shorten the name
-        name += f" (family {PROCESSOR['cpu family']}, model {PROCESSOR['model']})"
     return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 

@@ -6,22 +6,11 @@ A reader of a file that is written here sees the old file or the complete new on
 from __future__ import annotations
 
 import csv
-import errno
-import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
-
-_REMEDIES = {
-    errno.ENOSPC: "free space on its disk, or name another folder",
-    errno.EDQUOT: "free space in your quota, or name another folder",
-    errno.EROFS: "name a folder on another file system",
-    errno.ENOTDIR: "a part of this path is a file; name another folder",
-    errno.EACCES: "change its permissions, or name another path",
-    errno.EMFILE: "raise the limit of open files, as with `ulimit -n 65536`",
-}
 
 
 def part_of(path: Path) -> Path:
@@ -94,10 +83,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
 
     File names that are not UTF-8 keep their bytes.
     """
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    with atomic_write(path, "w") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
     return path
 
 
@@ -107,8 +94,6 @@ def make_writable(folder: Path) -> None:
     Raises:
         OSError: it cannot be made, or no file can be written to it.
     """
-    if folder.is_file():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     attempt = part_of(folder / "attempt")
     attempt.touch()
@@ -143,12 +128,10 @@ def printable(text: str) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """The message of an error; of an error of the system, its path, its meaning and a remedy."""
-    if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
-        return str(error)
-    where = f"{error.filename}: " if error.filename is not None else ""
-    remedy = _REMEDIES.get(error.errno)
-    return f"{where}{error.strerror}" + (f"; {remedy}" if remedy else "")
+    """The message of an error; of an error of the system, its path and its meaning."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    return str(error)
 
 
 def is_for_users(error: BaseException) -> bool:

@@ -17,13 +17,9 @@ SEPARATOR = "|"  # between the labels of a video in a list
 
 
 class SingleLabel:
-    """One class per video: softmax and cross-entropy.
+    """One class per video: softmax and cross-entropy."""
 
-    Attributes:
-        loss_name: of the loss, in logs.
-    """
-
-    loss_name = "ce"
+    loss_name = "ce"  # in logs
 
     @staticmethod
     def log_probabilities(logits: Tensor) -> Tensor:
@@ -69,23 +65,14 @@ class SingleLabel:
 
     @staticmethod
     def mean(logits: Tensor, dim: int) -> Tensor:
-        """Logits of the mean probabilities over a dimension: their logarithm.
-
-        Args:
-            logits: (..., K).
-            dim: of the logits, not the last.
-        """
+        """Logits of the mean probabilities over a dimension: their logarithm."""
         return logits.log_softmax(-1).logsumexp(dim) - math.log(logits.shape[dim])
 
 
 class MultiLabel:
-    """Any number of classes per video: sigmoid and binary cross-entropy.
+    """Any number of classes per video: sigmoid and binary cross-entropy."""
 
-    Attributes:
-        loss_name: of the loss, in logs.
-    """
-
-    loss_name = "bce"
+    loss_name = "bce"  # in logs
 
     @staticmethod
     def log_probabilities(logits: Tensor) -> Tensor:
@@ -124,12 +111,7 @@ class MultiLabel:
 
     @staticmethod
     def mean(logits: Tensor, dim: int) -> Tensor:
-        """Logits of the mean probabilities over a dimension: ``log p - log(1 - p)``.
-
-        Args:
-            logits: (..., K).
-            dim: of the logits, not the last.
-        """
+        """Logits of the mean probabilities over a dimension: ``log p - log(1 - p)``."""
         present, absent = MultiLabel.log_probabilities(logits).unbind(-1)
         return present.logsumexp(dim) - absent.logsumexp(dim)
 

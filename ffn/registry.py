@@ -6,7 +6,7 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ class ExtensionError(ImportError):
     """A package that a config or a command names in ``imports`` cannot be imported."""
 
 
-class Registry(Mapping[str, Entry]):
+class Registry(dict[str, Entry]):
     """Entries of one kind by name, in order of registration.
 
     Args:
@@ -27,8 +27,8 @@ class Registry(Mapping[str, Entry]):
     """
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._entries: dict[str, Entry] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
         """Decorator that adds a class or function under a name.
@@ -38,36 +38,22 @@ class Registry(Mapping[str, Entry]):
         """
 
         def add(entry: Entry) -> Entry:
-            known = self._entries.get(name)
-            if known is not None and _origin(known) != _origin(entry):
+            if name in self and _origin(self[name]) != _origin(entry):
                 raise ValueError(
-                    f"the {self.kind} name {name!r} is taken by {_origin(known)}; register "
+                    f"the {self.kind} name {name!r} is taken by {_origin(self[name])}; register "
                     f"{_origin(entry)} under another name"
                 )
-            self._entries[name] = entry
+            self[name] = entry
             return entry
 
         return add
 
-    def __getitem__(self, name: str) -> Entry:
-        """The entry of a name.
-
-        Raises:
-            KeyError: no such entry; the message names the closest ones.
-        """
-        if name in self._entries:
-            return self._entries[name]
-        close = difflib.get_close_matches(name, self._entries, n=3) or list(self._entries)
+    def __missing__(self, name: str) -> Entry:
+        close = difflib.get_close_matches(name, self, n=3) or list(self)
         raise KeyError(
             f'no {self.kind} "{name}"; did you mean {", ".join(close)}? Names of a package of your '
             "own need imports=[PACKAGE] in a config, --imports PACKAGE in other commands"
         )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
 
 def import_extensions(names: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
-
-# What the files of a test end in.
-TABLES = ("results.json", "results.csv", "results.png")
-PREDICTIONS = (".predictions.csv", ".predictions.safetensors")
-DETAILS = (".classes.csv", ".confusion.csv", ".confusion.png")
 
 
 @Parameter(name="*")
@@ -72,13 +67,6 @@ class Options:
     overwrite: Overwrite = False
 
 
-class _Tested(NamedTuple):
-    """A network's results and its classes."""
-
-    sweep: Sweep
-    classes: Sequence[str]
-
-
 def test(
     config: ConfigFile, /, *overrides: Override, options: Options, device: Device = None
 ) -> None:
@@ -90,19 +78,31 @@ def test(
     names = names_of(options.weights)
     read, chosen = read_run(config, overrides, device)
     output = options.output or _default_output(read, config, options.weights[0])
-    endings = TABLES + PREDICTIONS + DETAILS
-    there = [path for path in output.glob("*") if path.name.endswith(endings)]
-    refuse_existing(there, options.overwrite)
+    refuse_existing([output / "results.json"], options.overwrite)
     if len({name.replace("/", "_") for name in names.values()}) < len(names):
         raise ValueError("two of the weights would write files of one name; test them one by one")
     make_writable(output)
 
     from ffn.engine.failures import processes
+    from ffn.evaluation import ensemble
 
+    tested: list[tuple[Sweep, Sequence[str]]] = []  # results of the networks, and their classes
     timeout = read.data.timeout
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
     with processes("ffn test", data_timeout=timeout, device=chosen, remedy=remedy) as world:
-        _test_all(names, options, output, read, world)
+        if options.ensemble:
+            check_ensemble(options.weights, read)
+        try:
+            for weights, name in names.items():
+                tested.append(_test_one(weights, name, options, read, world))
+            if options.ensemble and world.is_main:
+                tested.append((ensemble([sweep for sweep, _ in tested]), tested[0][1]))
+        finally:  # what took long is not lost
+            if tested and world.is_main:
+                _write(tested, options, output)
+        if world.is_main and len(names) == 1 and options.weights[0].endswith(".pt"):
+            results = output / "results.json"
+            print(f"publish: ffn publish {options.weights[0]} NAME --results {results}")
 
 
 def _default_output(read: Config, config: Path, weights: str) -> Path:
@@ -111,50 +111,32 @@ def _default_output(read: Config, config: Path, weights: str) -> Path:
     return (Path(weights).parent if Path(weights).is_file() else Path("runs", config.stem)) / "test"
 
 
-def _test_all(
-    names: dict[str, str], options: Options, output: Path, config: Config, world: World
-) -> None:
-    """Test each network, print and write the tables; every process calls this."""
-    if options.ensemble:
-        check_ensemble(options.weights, config)
-    tested: list[_Tested] = []
-    try:
-        for weights, name in names.items():
-            tested.append(_test_one(weights, name, options, config, world))
-            if options.save_predictions and world.is_main:
-                _save_predictions(tested[-1], output)
-        if options.ensemble and world.is_main:
-            tested.append(_ensemble(tested))
-            if options.save_predictions:
-                _save_predictions(tested[-1], output)
-    finally:  # what took long is not lost
-        if tested and world.is_main:
-            _write(tested, output, details=options.details)
-    if world.is_main and len(names) == 1 and options.weights[0].endswith(".pt"):
-        print(f"publish: ffn publish {options.weights[0]} NAME --results {output / TABLES[0]}")
+def _write(tested: Sequence[tuple[Sweep, Sequence[str]]], options: Options, output: Path) -> None:
+    """Print and write the results of all networks."""
+    from ffn.evaluation import (
+        print_table,
+        save_details,
+        save_prediction_table,
+        save_predictions,
+        save_table,
+    )
 
-
-def _ensemble(tested: Sequence[_Tested]) -> _Tested:
-    from ffn.evaluation import ensemble
-
-    joined = ensemble([one.sweep for one in tested])
-    return tested[0]._replace(sweep=joined)
-
-
-def _write(tested: Sequence[_Tested], output: Path, *, details: bool) -> None:
-    """Print and write the tables of all networks."""
-    from ffn.evaluation import print_table, save_details, save_table
-
-    sweeps = [one.sweep for one in tested]
+    sweeps = [sweep for sweep, _ in tested]
     print_table(sweeps)
-    for file in save_table(sweeps, output):
-        print(file)
-    for one in tested if details else ():
-        for file in save_details(one.sweep, one.classes, output):
-            print(file)
+    files = save_table(sweeps, output)
+    for sweep, classes in tested:
+        if options.save_predictions:
+            start = f"{output / sweep.name.replace('/', '_')}.predictions"
+            files.append(save_predictions(sweep, f"{start}.safetensors"))
+            files.append(save_prediction_table(sweep.predictions, classes, f"{start}.csv"))
+        if options.details:
+            files += save_details(sweep, classes, output)
+    print(*files, sep="\n")
 
 
-def _test_one(weights: str, name: str, options: Options, config: Config, world: World) -> _Tested:
+def _test_one(
+    weights: str, name: str, options: Options, config: Config, world: World
+) -> tuple[Sweep, Sequence[str]]:
     """Test one network at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.engine.build_data import clips_per_forward
@@ -191,15 +173,7 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
         batch_size=batch_size,
         progress=True,
     )
-    return _Tested(result, classes)
-
-
-def _save_predictions(tested: _Tested, output: Path) -> None:
-    from ffn.evaluation import save_prediction_table, save_predictions
-
-    start = f"{output / tested.sweep.name.replace('/', '_')}.predictions"
-    print(save_predictions(tested.sweep, f"{start}.safetensors"))
-    print(save_prediction_table(tested.sweep.predictions, tested.classes, f"{start}.csv"))
+    return result, classes
 
 
 def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:

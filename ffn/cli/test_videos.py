@@ -66,13 +66,14 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
 
 def check_ensemble(names: Sequence[str], config: Config) -> None:
     """Raise ValueError if networks cannot form an ensemble, before the first test."""
-    from ffn.data import Preprocessing
-    from ffn.evaluation import check_members
     from ffn.zoo import read_weights
 
-    members = {}
-    for name in names:
-        record, _ = read_weights(name)
-        classes = _read_splits(name, record, config).classes
-        members[name] = classes, Preprocessing.from_dict(record.preprocessing)
-    check_members(members)
+    if len(names) < 2:
+        raise ValueError("--ensemble needs the weights of two or more networks")
+    first, *others = [_read_splits(name, read_weights(name)[0], config).classes for name in names]
+    for name, classes in zip(names[1:], others, strict=True):
+        if classes != first:
+            raise ValueError(
+                f"{names[0]} and {name} have different classes, or another order of them; leave "
+                "one of them out, or --ensemble"
+            )

@@ -5,16 +5,10 @@ accuracy, multiply-accumulates, parameters and latency. The number of processes 
 accuracies.
 """
 
-from ffn.devices import describe_device
 from ffn.evaluation.confusion import confusion_matrix, save_details
-from ffn.evaluation.cost import (
-    count_macs,
-    count_macs_by_module,
-    count_parameters,
-    measure_latency,
-)
+from ffn.evaluation.cost import count_macs, count_parameters, measure_latency
 from ffn.evaluation.early_exit import EarlyExit, fit_early_exit
-from ffn.evaluation.ensemble import check_members, ensemble
+from ffn.evaluation.ensemble import ensemble
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
 from ffn.evaluation.multi_label import average_precision, multi_label_accuracy
@@ -27,24 +21,20 @@ from ffn.evaluation.report import (
     save_predictions,
     save_table,
 )
-from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
+from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.evaluation.summary import summary
 from ffn.evaluation.sweep import evaluate, measure, sweep
 
 __all__ = [
     "EarlyExit",
-    "MultiLabelRow",
     "Predictions",
     "Row",
     "Sweep",
     "accuracy",
     "average_precision",
-    "check_members",
     "confusion_matrix",
     "count_macs",
-    "count_macs_by_module",
     "count_parameters",
-    "describe_device",
     "ensemble",
     "evaluate",
     "evaluating",

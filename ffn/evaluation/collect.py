@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.progress import track
@@ -15,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from ffn.data import Normalize, VideoError
 from ffn.evaluation.eval_mode import evaluating
-from ffn.evaluation.measures import Measures, measures_of
-from ffn.labels import LabelKind, SingleLabel
+from ffn.evaluation.metrics import not_finite, video_results
+from ffn.labels import LabelKind, SingleLabel, label_kind
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Outputs:
         label: (N,), class indices; (N, K) with ones for several labels per video.
         ok: (N,), False where a video cannot be decoded.
         errors: for each video that cannot be decoded, the reason.
-        columns: per frame count the results (N, ...) from which ``measures`` computes metrics.
-        measures: the metrics for the kind of labels.
+        columns: per frame count the results (N, ...), see `ffn.evaluation.metrics`.
         shapes: per frame count (C, T, H, W) of the clips.
         logits: per frame count (N, K) on rank 0, if they were kept.
     """
@@ -37,7 +37,6 @@ class Outputs:
     ok: Tensor
     errors: tuple[str, ...]
     columns: dict[int, Tensor]
-    measures: Measures
     shapes: dict[int, tuple[int, ...]]
     logits: dict[int, Tensor] | None
 
@@ -73,10 +72,11 @@ def collect(
     merged = merge([columns for columns, _, _ in shards])
     if not merged:
         raise ValueError("no videos to evaluate: the data set is empty")
-    keep = first_of_each(merged["index"])
+    # Samplers that pad the last batch evaluate a video twice; it counts once.
+    keep = torch.from_numpy(np.unique(merged["index"].numpy(), return_index=True)[1])
     merged = merge([merged], keep)
-    columns, measures = _results(merged), measures_of(merged["label"])
-    _check_finite(measures, columns, merged["index"], loader)
+    columns = _results(merged)
+    _check_finite(columns, merged["index"], loader)
     _check_complete(merged["index"], len(loader.dataset))
 
     errors = ChainMap(*(errors for _, _, errors in shards))
@@ -91,7 +91,6 @@ def collect(
         label=merged["label"],
         ok=merged["ok"],
         columns=columns,
-        measures=measures,
         errors=tuple(reason for _, reason in sorted(errors.items())),
         shapes=dict(ChainMap(*(shapes for _, shapes, _ in shards))),
         logits=None if logits is None else {int(t): x for t, x in merge(logits, keep).items()},
@@ -120,19 +119,20 @@ def _run(
             )
             shard.columns.append(columns)
             shard.logits.append({})
-            label, measures = batch["label"].to(device), measures_of(batch["label"])
+            label = batch["label"].to(device)
+            kind = label_kind(label.ndim == 2)
             for frames, clip in batch["clips"].items():
                 shard.shapes[frames] = tuple(clip.shape[1:])
                 parts = (
                     normalize(part.to(device, non_blocking=True))
                     for part in clip.split(batch_size or loader.batch_size or len(clip))
                 )
-                logits = video_logits(run, parts, videos=len(label), labels=measures.labels)
-                columns[f"result/{frames}"] = measures.column(logits, label, batch["ok"])
+                logits = video_logits(run, parts, videos=len(label), labels=kind)
+                columns[f"result/{frames}"] = video_results(logits, label, batch["ok"])
                 if keep_logits:
                     kept = logits.cpu().where(batch["ok"][:, None], torch.nan)
                     shard.logits[-1][str(frames)] = kept
-            if any(measures.not_finite(column).any() for column in _results(columns).values()):
+            if any(not_finite(column).any() for column in _results(columns).values()):
                 break  # all processes raise together after gathering; otherwise the others hang
     return shard
 
@@ -205,18 +205,6 @@ def merge(shards: Sequence[Mapping[str, Tensor]], keep: Tensor | None = None) ->
     return merged if keep is None else {name: column[keep] for name, column in merged.items()}
 
 
-def first_of_each(index: Tensor) -> Tensor:
-    """Return the rows where each index occurs first, ascending by index.
-
-    Samplers that pad the last batch evaluate a video twice; it counts once.
-    ``[3, 1, 3, 0]`` gives rows ``[3, 1, 0]``.
-    """
-    index, rows = index.sort(stable=True)
-    new = torch.ones_like(index, dtype=torch.bool)
-    new[1:] = index[1:] != index[:-1]
-    return rows[new]
-
-
 def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -228,11 +216,9 @@ def _results(columns: Mapping[str, Tensor]) -> dict[int, Tensor]:
     return {frames: columns[f"result/{frames}"] for frames in counts}
 
 
-def _check_finite(
-    measures: Measures, columns: Mapping[int, Tensor], index: Tensor, loader: DataLoader
-) -> None:
+def _check_finite(columns: Mapping[int, Tensor], index: Tensor, loader: DataLoader) -> None:
     for frames, column in columns.items():
-        bad = index[measures.not_finite(column)].tolist()
+        bad = index[not_finite(column)].tolist()
         if bad:
             raise FloatingPointError(
                 f"logits are NaN or infinite at {frames} frames, first for video {bad[0]} "

@@ -6,42 +6,16 @@ from the predictions of the networks. Not included: a weight per network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
 
-from ffn.data import Preprocessing
-from ffn.evaluation.measures import measures_of
+from ffn.evaluation.metrics import dataset_metrics, video_results
 from ffn.evaluation.results import Predictions, Row, Sweep
-
-
-def check_members(members: Mapping[str, tuple[Sequence[str], Preprocessing]]) -> None:
-    """Check that networks can form an ensemble, before they are tested.
-
-    Args:
-        members: the class names and the preprocessing of each network, by its name.
-
-    Raises:
-        ValueError: there are fewer than two networks, or their classes or preprocessing differ; the
-            message has the first difference.
-    """
-    if len(members) < 2:
-        raise ValueError(
-            f"an ensemble of {len(members)} network; give the weights of two or more different ones"
-        )
-    described = {name: _describe(*member) for name, member in members.items()}
-    first, *others = described
-    for name in others:
-        for what, value in described[first].items():
-            if value != described[name][what]:
-                raise ValueError(
-                    "the networks of an ensemble need the same classes and preprocessing; "
-                    f"{what} is {value!r} in {first} and {described[name][what]!r} in {name}. "
-                    "Leave one of them out, or test without an ensemble"
-                )
+from ffn.labels import label_kind
 
 
 def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
@@ -64,7 +38,7 @@ def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
     """
     _check_sweeps(sweeps)
     kept = [sweep.predictions for sweep in sweeps]
-    labels = measures_of(kept[0].label).labels
+    labels = label_kind(kept[0].multi_label)
     predictions = replace(
         kept[0],
         ok=torch.stack([one.ok for one in kept]).all(0),
@@ -88,11 +62,6 @@ def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
     )
 
 
-def _describe(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, Any]:
-    names = {f"class {i}": name for i, name in enumerate(classes)}
-    return {"the number of classes": len(classes), **names, **asdict(preprocessing)}
-
-
 def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
     if not sweeps or any(sweep.predictions is None for sweep in sweeps):
         raise ValueError(
@@ -101,20 +70,25 @@ def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
         )
     first = sweeps[0]
     for sweep in sweeps[1:]:
-        one, other = first.predictions, sweep.predictions
-        for what, differs in {
-            "protocols": first.protocol != sweep.protocol,
-            "frame counts": [*one.logits] != [*other.logits],
-            "videos": one.paths != other.paths,
-            "labels": not torch.equal(one.label, other.label),
-            "numbers of classes": {x.shape[1] for x in one.logits.values()}
-            != {x.shape[1] for x in other.logits.values()},
-        }.items():
-            if differs:
-                raise ValueError(
-                    f"{first.name} and {sweep.name} were tested with different {what}; an ensemble "
-                    "needs the same"
-                )
+        one, other = _tested(first), _tested(sweep)
+        differs = [what for what in one if one[what] != other[what]]
+        if differs:
+            raise ValueError(
+                f"{first.name} and {sweep.name} were tested with different {differs[0]}; an "
+                "ensemble needs the same"
+            )
+
+
+def _tested(sweep: Sweep) -> dict[str, Any]:
+    """What is equal for all networks of an ensemble."""
+    kept = sweep.predictions
+    return {
+        "protocols": sweep.protocol,
+        "frame counts": [*kept.logits],
+        "videos": kept.paths,
+        "labels": kept.label.tolist(),
+        "numbers of classes": {logits.shape[1] for logits in kept.logits.values()},
+    }
 
 
 def _reasons(sweeps: Sequence[Sweep]) -> tuple[str, ...]:
@@ -129,13 +103,12 @@ def _reasons(sweeps: Sequence[Sweep]) -> tuple[str, ...]:
 def _row(rows: Sequence[Row], predictions: Predictions) -> Row:
     """The ensemble at the frame count of the rows of its networks."""
     frames, label, ok = rows[0].frames, predictions.label, predictions.ok
-    measures = measures_of(label)
-    column = measures.column(predictions.logits[frames], label, ok)
+    results = video_results(predictions.logits[frames], label, ok)
     latencies = [row.latency_ms for row in rows]
     return replace(
         rows[0],
         subnet=None,
-        **measures.compute(column, label),
+        metrics=dataset_metrics(results, label),
         gmacs=sum(row.gmacs for row in rows),
         params=sum(row.params for row in rows),
         latency_ms=None if None in latencies else sum(latencies),

@@ -1,13 +1,17 @@
-"""Accuracy metrics of a data set, from the rank of the true label in the logits of each video.
+"""Metrics of a data set from one result per video, which processes gather.
 
-The rank is one integer per video. Each process computes the ranks of its own videos; the metrics of
-all videos follow from the gathered ranks and are exact for any number of processes.
+With one label per video the result is the rank of the label in the logits; with several labels it
+is the logits. Each process computes the results of its own videos, and the metrics of all videos
+are exact for any number of processes. The labels of a data set tell its kind: (N,) class indices,
+or (N, K) with ones for several labels.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ffn.evaluation.multi_label import NOT_FOUND, multi_label_accuracy
 
 UNREADABLE = torch.iinfo(torch.int64).max  # rank of a video that cannot be decoded: wrong
 NOT_FINITE = -1  # rank of a video with NaN or infinite logits: raised as an error later
@@ -68,3 +72,35 @@ def accuracy(ranks: Tensor, label: Tensor) -> dict[str, float]:
         "top5": 100 * float(((ranks >= 0) & (ranks < 5)).double().mean()),
         "mean_class": 100 * float(per_class.nanmean()),
     }
+
+
+def video_results(logits: Tensor, label: Tensor, ok: Tensor) -> Tensor:
+    """The results of videos on the CPU: ranks (B,), or logits (B, K) with several labels.
+
+    Args:
+        logits: (B, K).
+        label: (B,) class indices, or (B, K).
+        ok: (B,), False where a video cannot be decoded.
+
+    Raises:
+        ValueError: the model has other classes than the labels.
+    """
+    if label.ndim == 1:
+        return label_ranks(logits, label).cpu().where(ok, UNREADABLE)
+    if logits.shape != label.shape:
+        raise ValueError(
+            f"logits have shape {tuple(logits.shape)}, labels {tuple(label.shape)}. Use a "
+            "model and annotations of the same data set"
+        )
+    finite = logits.isfinite().all(1, keepdim=True)
+    return logits.where(finite, torch.nan).cpu().where(ok[:, None], NOT_FOUND)
+
+
+def not_finite(results: Tensor) -> Tensor:
+    """Videos (B,) whose logits are NaN or infinite, by their results."""
+    return results == NOT_FINITE if results.ndim == 1 else results.isnan().any(1)
+
+
+def dataset_metrics(results: Tensor, label: Tensor) -> dict[str, float]:
+    """Metrics of a data set in percent, from the results of all videos."""
+    return accuracy(results, label) if label.ndim == 1 else multi_label_accuracy(results, label)

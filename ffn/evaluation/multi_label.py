@@ -5,18 +5,10 @@ The logits of all videos are gathered, so the metrics are exact for any number o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from ffn.evaluation.results import Predictions
-from ffn.files import write_csv
-
-MEASURES = ("ap", "precision", "recall", "f1")  # of a class
-UNREADABLE = -torch.inf  # logits of a video that cannot be decoded: none of its labels is found
+NOT_FOUND = -torch.inf  # logits of a video that cannot be decoded: none of its labels is found
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
@@ -24,7 +16,7 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 
     P_n and R_n are precision and recall of the videos with at least the n-th largest of the
     different scores; videos with equal scores count together. It equals
-    ``sklearn.metrics.average_precision_score``. A video with the score ``UNREADABLE`` is in no P_n
+    ``sklearn.metrics.average_precision_score``. A video with the score ``NOT_FOUND`` is in no P_n
     and R_n, but counts in the number of positive videos: its label is not found.
 
     Args:
@@ -34,7 +26,7 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
     Returns:
         The average precision, 0 to 1; NaN without a positive video.
     """
-    readable = scores != UNREADABLE
+    readable = scores != NOT_FOUND
     total = int(positive.sum())
     scores, order = scores[readable].sort(descending=True)
     found = positive[readable][order].double().cumsum(0)
@@ -50,7 +42,7 @@ def class_measures(logits: Tensor, label: Tensor) -> dict[str, Tensor]:
     """Metrics per class, 0 to 1.
 
     Args:
-        logits: (N, K); rows of ``UNREADABLE`` for videos that cannot be decoded.
+        logits: (N, K); rows of ``NOT_FOUND`` for videos that cannot be decoded.
         label: (N, K), 1 for the classes of a video.
 
     Returns:
@@ -73,7 +65,7 @@ def multi_label_accuracy(logits: Tensor, label: Tensor) -> dict[str, float]:
     """Metrics of a data set, in percent.
 
     Args:
-        logits: (N, K) of every video; rows of ``UNREADABLE`` where it cannot be decoded.
+        logits: (N, K) of every video; rows of ``NOT_FOUND`` where it cannot be decoded.
         label: (N, K), 1 for the classes of a video.
 
     Returns:
@@ -89,34 +81,9 @@ def multi_label_accuracy(logits: Tensor, label: Tensor) -> dict[str, float]:
         raise ValueError(
             "no video has a label; the mean average precision needs a class with a positive video"
         )
-    each = [average_precision(x, y) for x, y in zip(logits.T, positive.T, strict=True)]
-    found = torch.tensor(each, dtype=torch.float64)
+    found = class_measures(logits, label)["ap"]
     right = float((answer & positive).sum())
     return {
         "map": 100 * float(found.nanmean()),
         "f1": 100 * 2 * right / float(answer.sum() + positive.sum()),
     }
-
-
-def save_multi_label_classes(predictions: Predictions, classes: Sequence[str], path: Path) -> Path:
-    """Write a CSV file with a row per frame count and class.
-
-    ``videos`` is the number of videos with the class, ``failed`` that of those which cannot be
-    decoded. ``ap``, ``precision``, ``recall`` and ``f1`` are in percent, see
-    :func:`class_measures`; empty where they are not defined.
-
-    Args:
-        predictions: of a network.
-        classes: class names.
-        path: the file.
-    """
-    label, ok = predictions.label, predictions.ok
-    videos, failed = (label > 0).sum(0).tolist(), (label[~ok] > 0).sum(0).tolist()
-    rows: list[tuple] = [("frames", "class", "videos", "failed", *MEASURES)]
-    for frames, logits in predictions.logits.items():
-        found = class_measures(logits.where(ok[:, None], UNREADABLE), label)
-        for i, name in enumerate(classes):
-            values = [100 * float(found[measure][i]) for measure in MEASURES]
-            shown = ("" if math.isnan(value) else value for value in values)
-            rows.append((frames, name, videos[i], failed[i], *shown))
-    return write_csv(path, rows)

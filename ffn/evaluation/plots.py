@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.results import Sweep
+from ffn.evaluation.results import LONG_TITLES, Sweep
 from ffn.files import atomic_write
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
         _draw(by_cost, sweep, _cost(sweep), style)
 
     by_frames.set_xlabel("frames of the clip")
-    by_frames.set_ylabel(f"{sweeps[0].rows[0].long_title} (%)")
+    by_frames.set_ylabel(f"{LONG_TITLES[sweeps[0].rows[0].main]} (%)")
     counts = sorted({row.frames for sweep in sweeps for row in sweep.rows})
     by_frames.set_xticks([t for t in counts if len(counts) <= 16 or t % 2 == 0])
     several = any(sweep.views > 1 for sweep in sweeps)
@@ -55,7 +55,10 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     for axes in (by_frames, by_cost):
         tidy(axes)
 
-    add_legend(figure, *by_frames.get_legend_handles_labels())
+    longest = max(len(sweep.name) for sweep in sweeps)
+    columns = max(1, min(4, len(sweeps), 110 // (longest + 8)))  # as many as fit into the width
+    lines, names = by_frames.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper center", ncols=columns, frameon=False)
     figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GRAY)
     return write_figure(figure, path)
 
@@ -73,20 +76,6 @@ def new_figure(width: float, height: float) -> Figure:
             "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
         ) from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def add_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> None:
-    """A legend above the axes, in as many columns, up to four, as fit into the figure."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    # The renderer knows the size of a legend. Drawing the figure for it takes a second.
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    for columns in range(min(4, len(names)), 0, -1):
-        place = {"loc": "outside upper center", "ncols": columns, "frameon": False}
-        legend = figure.legend(lines, names, **place)
-        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
-            return
-        legend.remove()
 
 
 def tidy(axes: Axes) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from rich.table import Table
 from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
-from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
+from ffn.evaluation.results import LONG_TITLES, TITLES, Predictions, Row, Sweep
 from ffn.files import atomic_write, write_csv, write_text
 from ffn.labels import SEPARATOR
 
@@ -38,33 +36,29 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
     for sweep in sweeps:
         console.print(_table(sweep))
         if sweep.failed:
-            more = len(sweep.failed) - 5
-            reasons = [*sweep.failed[:5], *([f"... and {more} more"] if more > 0 else [])]
             share = f"{len(sweep.failed)} of {sweep.rows[0].videos} videos"
-            text = "\n  ".join([f"{share} could not be decoded and {_counted(sweep)}:", *reasons])
+            head = f"{share} could not be decoded and count as wrong; the first of them:"
+            text = "\n  ".join([head, *sweep.failed[:5]])
             console.print(text, style="yellow", markup=False, soft_wrap=True)
     if len(sweeps) > 1:
         console.print(_comparison(sweeps))
 
 
-def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results") -> list[Path]:
+def save_table(sweeps: Sequence[Sweep], folder: str | Path) -> list[Path]:
     """Write ``results.csv``, ``results.json`` and ``results.png``; existing files are replaced.
 
     Args:
         sweeps: the networks.
         folder: created if it is missing.
-        stem: name of the files without suffix.
 
     Returns:
         The three files; without the figure, and with a warning, if matplotlib is not installed.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{stem}.{suffix}" for suffix in ("csv", "json", "png")]
-    write_text(files[0], _csv(sweeps))
-    networks = [asdict(replace(sweep, predictions=None)) for sweep in sweeps]
-    for network in networks:
-        del network["predictions"]
+    files = [folder / f"results.{suffix}" for suffix in ("csv", "json", "png")]
+    write_csv(files[0], _csv(sweeps))
+    networks = [_network(sweep) for sweep in sweeps]
     text = json.dumps({"format": FORMAT, "networks": networks}, indent=2, ensure_ascii=False)
     write_text(files[1], text + "\n")
     try:
@@ -82,24 +76,16 @@ def load_table(path: str | Path) -> list[Sweep]:
         OSError: the file cannot be read.
         ValueError: it is not such a file.
     """
-    expected = "expected a results.json of ffn test"
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, not {FORMAT}")
+        return [_sweep(network) for network in content["networks"]]
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is damaged: not valid JSON ({error}). Restore it, or run ffn test "
+            f"{path} is not a results.json of ffn test ({error}); restore it, or run ffn test "
             "again with --overwrite"
         ) from error
-    try:
-        found = content["format"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a file of results; {expected}") from error
-    if found != FORMAT:
-        raise ValueError(f"{path} has format {found!r}; {expected}, format {FORMAT}")
-    try:
-        return [_sweep(network) for network in content["networks"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
 
 def save_predictions(sweep: Sweep, path: str | Path) -> Path:
@@ -185,50 +171,36 @@ def _multi_label_answers(predictions: Predictions, classes: Sequence[str]) -> li
     return rows
 
 
-def _counted(sweep: Sweep) -> str:
-    """How the videos that could not be decoded count."""
-    if not isinstance(sweep.rows[0], Row):
-        return "their labels count as not found"
-    others = ", ".join(f"{row.frames}f {row.top1_readable:.2f}" for row in sweep.rows)
-    return f"count as wrong; top-1 of the others: {others}"
+def _csv(sweeps: Sequence[Sweep]) -> Iterator[tuple[object, ...]]:
+    """The header, and a row per network and frame count."""
+    yield "network", *sweeps[0].rows[0].to_dict(), "protocol"
+    for sweep in sweeps:
+        for row in sweep.rows:
+            yield sweep.name, *row.to_dict().values(), sweep.protocol
 
 
-def _csv(sweeps: Sequence[Sweep]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text)
-    kind = type(sweeps[0].rows[0])
-    more = ["top1_readable"] if kind is Row else []
-    writer.writerow(["network", *(field.name for field in fields(kind)), *more, "protocol"])
-    writer.writerows(
-        [
-            sweep.name,
-            *asdict(row).values(),
-            *(getattr(row, name) for name in more),
-            sweep.protocol,
-        ]
-        for sweep in sweeps
-        for row in sweep.rows
-    )
-    return text.getvalue()
+def _network(sweep: Sweep) -> dict[str, Any]:
+    """The entry of a sweep in the JSON file."""
+    entry = asdict(replace(sweep, predictions=None))
+    del entry["predictions"]
+    return entry | {"rows": [row.to_dict() for row in sweep.rows]}
 
 
-def _sweep(network: dict[str, Any]) -> Sweep:
+def _sweep(entry: dict[str, Any]) -> Sweep:
     """A sweep from its entry in the JSON file."""
-    trained = network["trained_frames"]
-    network = network | {
+    trained = entry["trained_frames"]
+    lists = {
         "trained_frames": None if trained is None else tuple(trained),
-        "crop": tuple(network["crop"]),
-        "rows": tuple(
-            (MultiLabelRow if MultiLabelRow.main in row else Row)(**row) for row in network["rows"]
-        ),
-        "failed": tuple(network["failed"]),
+        "crop": tuple(entry["crop"]),
+        "rows": tuple(map(Row.from_dict, entry["rows"])),
+        "failed": tuple(entry["failed"]),
     }
-    return Sweep(**network)
+    return Sweep(**entry | lists)
 
 
 def _comparison(sweeps: Sequence[Sweep]) -> Table:
     """The console table of the accuracies of several networks."""
-    table = Table(title=f"{sweeps[0].rows[0].long_title} (%)")
+    table = Table(title=f"{LONG_TITLES[sweeps[0].rows[0].main]} (%)")
     for column in ("frames", *(escape(sweep.name) for sweep in sweeps)):
         table.add_column(column, justify="right", overflow="fold")
     found = [{row.frames: row.score for row in sweep.rows} for sweep in sweeps]
@@ -263,7 +235,8 @@ def _table(sweep: Sweep) -> Table:
         caption=caption,
     )
     several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
-    header = ("frames", "sub-net", *sweep.rows[0].measures, "GMACs", "M-params", "ms")
+    metrics = [TITLES[name] for name in sweep.rows[0].metrics]
+    header = ("frames", "sub-net", *metrics, "GMACs", "M-params", "ms")
     for column in header:
         table.add_column(column, justify="right", no_wrap=True)
     for row in sweep.rows:

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ffn.data import Protocol
 
-
-class Measured:
-    """The metrics of a row.
-
-    Attributes:
-        main: name of the metric in tables of several networks and in figures, in percent.
-        title: of this metric.
-        long_title: of this metric.
-        measures: title and name of each metric.
-    """
-
-    main: ClassVar[str]
-    title: ClassVar[str]
-    long_title: ClassVar[str]
-    measures: ClassVar[dict[str, str]]
-
-    @property
-    def score(self) -> float:
-        """The main metric, in percent."""
-        return getattr(self, self.main)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """All metrics by name, in percent."""
-        return {name: getattr(self, name) for name in self.measures.values()}
+# Short and long names of the metrics, which are in percent.
+TITLES = {"top1": "top-1", "top5": "top-5", "mean_class": "per-class", "map": "mAP", "f1": "F1"}
+LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
 
 
 @dataclass(frozen=True)
-class Row(Measured):
+class Row:
     """A network at one frame count.
 
     Attributes:
         frames: T of the clips.
         subnet: trained count of the sub-network used; None for a plain network.
-        top1: accuracy in percent.
-        top5: in percent; see :func:`ffn.evaluation.accuracy`.
-        mean_class: in percent, averaged over classes.
+        metrics: in percent, the main one first: ``top1``, ``top5`` and ``mean_class`` of
+            :func:`ffn.evaluation.accuracy`, or ``map`` and ``f1`` of
+            :func:`ffn.evaluation.multi_label_accuracy`.
         gmacs: multiply-accumulates of one clip, in 1e9.
         params: parameters of the sub-network used, including shared ones.
         latency_ms: median time of a forward pass of one clip in milliseconds; None if not measured.
@@ -53,20 +31,9 @@ class Row(Measured):
         failed: videos that cannot be decoded, which count as wrong.
     """
 
-    main: ClassVar[str] = "top1"
-    title: ClassVar[str] = "top-1"
-    long_title: ClassVar[str] = "top-1 accuracy"
-    measures: ClassVar[dict[str, str]] = {
-        "top-1": "top1",
-        "top-5": "top5",
-        "per-class": "mean_class",
-    }
-
     frames: int
     subnet: int | None
-    top1: float
-    top5: float
-    mean_class: float
+    metrics: dict[str, float]
     gmacs: float
     params: int
     latency_ms: float | None
@@ -74,42 +41,28 @@ class Row(Measured):
     failed: int
 
     @property
-    def top1_readable(self) -> float:
-        """Top-1 in percent of the videos that can be decoded; NaN if there is none."""
-        readable = self.videos - self.failed
-        return self.top1 * self.videos / readable if readable else float("nan")
+    def main(self) -> str:
+        """Name of the metric in tables of several networks and in figures."""
+        return next(iter(self.metrics))
 
+    @property
+    def score(self) -> float:
+        """The main metric, in percent."""
+        return self.metrics[self.main]
 
-@dataclass(frozen=True)
-class MultiLabelRow(Measured):
-    """A network at one frame count, tested on videos with several labels.
+    def to_dict(self) -> dict[str, Any]:
+        """The row with its metrics among the other values, as in ``results.json``."""
+        columns: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            columns |= value if name == "metrics" else {name: value}
+        return columns
 
-    Attributes:
-        frames: T of the clips.
-        subnet: see :class:`Row`.
-        map: mean average precision in percent; see :func:`ffn.evaluation.multi_label_accuracy`.
-        f1: in percent.
-        gmacs: see :class:`Row`.
-        params: see :class:`Row`.
-        latency_ms: see :class:`Row`.
-        videos: number of videos, including ``failed``.
-        failed: videos that cannot be decoded, whose labels count as not found.
-    """
-
-    main: ClassVar[str] = "map"
-    title: ClassVar[str] = "mAP"
-    long_title: ClassVar[str] = "mean average precision"
-    measures: ClassVar[dict[str, str]] = {"mAP": "map", "F1": "f1"}
-
-    frames: int
-    subnet: int | None
-    map: float
-    f1: float
-    gmacs: float
-    params: int
-    latency_ms: float | None
-    videos: int
-    failed: int
+    @classmethod
+    def from_dict(cls, columns: dict[str, Any]) -> Row:
+        """The row of :meth:`to_dict`."""
+        metrics = {name: columns[name] for name in TITLES if name in columns}
+        others = {name: value for name, value in columns.items() if name not in TITLES}
+        return cls(metrics=metrics, **others)
 
 
 @dataclass(frozen=True)
@@ -178,7 +131,7 @@ class Sweep:
     trained_frames: tuple[int, ...] | None
     params: int
     crop: tuple[int, int]
-    rows: tuple[Row, ...] | tuple[MultiLabelRow, ...]
+    rows: tuple[Row, ...]
     failed: tuple[str, ...]
     measured: dict[str, Any]
     protocol: str = "1x1"

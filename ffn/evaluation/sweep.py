@@ -19,11 +19,8 @@ from torch.utils.data import DataLoader
 from ffn.core import FrameFlexible, all_trained_frames
 from ffn.devices import describe_device
 from ffn.evaluation.collect import Outputs, collect, gather, is_first, process_count
-from ffn.evaluation.cost import (
-    count_macs,
-    count_parameters,
-    measure_latency,
-)
+from ffn.evaluation.cost import count_macs, count_parameters, measure_latency
+from ffn.evaluation.metrics import dataset_metrics
 from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.export import InferenceRunner
 
@@ -76,14 +73,11 @@ def measure(
     """As :func:`evaluate`; also returns the reason of each video that cannot be decoded."""
     run = InferenceRunner(model, runtime="unfused", precision=precision)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
-    measures = {
-        frames: {
-            **outputs.measures.compute(column, outputs.label),
-            "failed": len(outputs.errors),
-        }
+    metrics = {
+        frames: dataset_metrics(column, outputs.label) | {"failed": len(outputs.errors)}
         for frames, column in outputs.columns.items()
     }
-    return measures, outputs.errors
+    return metrics, outputs.errors
 
 
 def sweep(
@@ -163,10 +157,10 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
     for frames, column in outputs.columns.items():
         subnet = model.select(frames) if isinstance(model, FrameFlexible) else None
         clip = torch.zeros(1, *outputs.shapes[frames], device=device)
-        row = outputs.measures.row(
+        row = Row(
             frames=frames,
             subnet=subnet,
-            **outputs.measures.compute(column, outputs.label),
+            metrics=dataset_metrics(column, outputs.label),
             gmacs=sum(count_macs(model, clip).values()) / 1e9,
             params=count_parameters(model, subnet),
             latency_ms=None if run is None else measure_latency(run, clip, model=model),

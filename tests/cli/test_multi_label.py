@@ -68,8 +68,8 @@ def test_a_network_learns_and_is_tested(root: Path, best: str, tmp_path: Path, c
     assert torch.equal(kept.label > 0, label)
     for row in found.rows:
         expected = 100 * average_precision_score(label, kept.logits[row.frames], average="macro")
-        assert row.map == pytest.approx(expected)
-        assert row.map > 75  # chance is 50
+        assert row.score == pytest.approx(expected)
+        assert row.score > 75  # chance is 50
     with (tmp_path / "run_best.classes.csv").open(newline="") as file:
         ap = {r["class"]: float(r["ap"]) for r in csv.DictReader(file) if r["frames"] == "8"}
     assert ap["pulse"] > 80  # a motion

@@ -76,7 +76,7 @@ def results_of(checkpoint: Path, *names: str, **changes: object) -> Path:
     params = sum(p.numel() for p in ffn.load(checkpoint).parameters())
     sweeps = []
     for top1, name in enumerate(names, 60):
-        rows = (Row(4, 4, top1, 90.0, top1, 1.0, 10, None, 8, 0),)
+        rows = (Row(4, 4, {"top1": top1}, 1.0, 10, None, 8, 0),)
         sweep = Sweep(name, (2, 4), params, (32, 32), rows, failed=(), measured={})
         sweeps.append(replace(sweep, **changes))
     save_table(sweeps, checkpoint.parent)

@@ -103,7 +103,7 @@ def test_what_cannot_be_tested_is_refused_before_the_first_test(
     save_weights(network, root / "unnamed.safetensors", record | unnamed)
     for names, more, named in (
         ("plain", "--ensemble", "ensemble"),
-        ("plain reversed", "--ensemble", "class 0"),
+        ("plain reversed", "--ensemble", "different classes"),
         ("plain missing", "", "missing.safetensors"),
         ("plain plain", "", "twice"),
         ("unnamed", "", "12"),  # classes of the data set
@@ -141,10 +141,10 @@ def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
             (found,) = [[r for r in answers if int(r["frames"]) == row.frames]]
             assert len(found) == row.videos == 12
             right = sum(r["correct"] == "True" for r in found)
-            assert row.top1 == pytest.approx(100 * right / 12)
+            assert row.score == pytest.approx(100 * right / 12)
             per_class = [r for r in classes if int(r["frames"]) == row.frames]
             means = [float(r["top1"]) for r in per_class]
-            assert row.mean_class == pytest.approx(sum(means) / len(means))
+            assert row.metrics["mean_class"] == pytest.approx(sum(means) / len(means))
             assert sum(int(r["failed"]) for r in per_class) == row.failed == 1
             matrix = [r for r in matrices if int(r["frames"]) == row.frames]
             assert sum(int(r[r["class"]]) for r in matrix) == right

@@ -11,7 +11,7 @@ import torch
 from sklearn import metrics
 
 from ffn.evaluation import Predictions, confusion, confusion_matrix, save_prediction_table
-from ffn.evaluation.confusion import most_confused, save_classes, save_confusion
+from ffn.evaluation.confusion import save_classes, save_confusion
 
 CLASSES = ["jump", "run, fast", "$ sit_{$", "Hände", "never"]
 
@@ -46,7 +46,7 @@ def test_the_matrix_is_that_of_scikit_learn(frames: int, tmp_path: Path) -> None
     readable = [pair for pair in found if pair[1] is not None]
     expected = metrics.confusion_matrix(*zip(*readable, strict=True), labels=range(5)).tolist()
 
-    assert confusion_matrix(kept, frames, 5).tolist() == expected
+    assert confusion_matrix(kept, frames).tolist() == expected
     with save_confusion(kept, CLASSES, tmp_path / "c.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["frames", "class", *CLASSES]
@@ -94,19 +94,6 @@ def test_predictions_are_written_for_every_video(tmp_path: Path) -> None:
             powers = kept.logits[frames][i].double().exp()
             expected = float(powers[answer] / powers.sum())
             assert float(row["probability"]) == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_most_confused_classes() -> None:
-    matrix = torch.diag(torch.full((9,), 50))
-    for row, column, videos in ((7, 2, 9), (2, 7, 8), (0, 7, 7), (4, 5, 6), (5, 8, 1)):
-        matrix[row, column] = videos
-
-    assert most_confused(matrix, 9) == list(range(9))
-    assert most_confused(matrix, 2) == [2, 7]
-    assert most_confused(matrix, 3) == [0, 2, 7]
-    assert most_confused(matrix, 4) == [0, 2, 7]  # 4 and 5 do not fit
-    assert most_confused(matrix, 5) == [0, 2, 4, 5, 7]
-    assert most_confused(matrix, 8) == [0, 2, 4, 5, 7, 8]
 
 
 def shares(kept: Predictions, frames: int, row: int, column: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +9,8 @@ import pytest
 import torch
 from evaluation_toys import CLASSES, ToyVideos, flexible, loader, plain
 
-from ffn.data import Preprocessing, Protocol
-from ffn.evaluation import (
-    Sweep,
-    check_members,
-    ensemble,
-    load_predictions,
-    save_predictions,
-    sweep,
-)
+from ffn.data import Protocol
+from ffn.evaluation import Sweep, ensemble, load_predictions, save_predictions, sweep
 
 
 def swept(toys: ToyVideos, seed: int, *trained: int) -> Sweep:
@@ -59,9 +51,9 @@ def test_probabilities_are_averaged(networks: list[Sweep], tmp_path: Path) -> No
         order = np.argsort(-mean, 1)
         first, five = ok & (order[:, 0] == label), ok & (order[:, :5] == label[:, None]).any(1)
         per_class = [first[label == k].mean() for k in range(CLASSES) if (label == k).any()]
-        assert row.top1 == pytest.approx(100 * first.mean(), abs=1e-12)
-        assert row.top5 == pytest.approx(100 * five.mean(), abs=1e-12)
-        assert row.mean_class == pytest.approx(100 * np.mean(per_class), abs=1e-12)
+        expected = {"top1": first.mean(), "top5": five.mean(), "mean_class": np.mean(per_class)}
+        expected = {name: 100 * value for name, value in expected.items()}
+        assert row.metrics == pytest.approx(expected, abs=1e-12)
         assert (row.videos, row.failed) == (31, 2)
     assert result.failed == networks[0].failed
 
@@ -91,36 +83,9 @@ def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
     assert result.predictions.ok.tolist() == [i != 3 for i in range(9)]
     assert {row.failed for row in result.rows} == {1}
     assert result.failed == ("video_3.mp4: no frames",)
-    assert all(row.top5 <= 100 * 8 / 9 for row in result.rows)
+    assert all(row.metrics["top5"] <= 100 * 8 / 9 for row in result.rows)
 
 
-A = Preprocessing(crop=8, resize=9)
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"a.pt": (["x"], A)}, "an ensemble of 1 network; give the weights of two or more"),
-        (
-            {"a.pt": (["x", "y"], A), "b.pt": (["x"], A)},
-            "same classes .*; the number of classes is 2 in a.pt and 1 in b.pt",
-        ),
-        (
-            {"a.pt": (["x", "y"], A), "b.pt": (["x", "y"], A), "c.pt": (["x", "z"], A)},
-            "class 1 is 'y' in a.pt and 'z' in c.pt. Leave one of them out",
-        ),
-        (
-            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, resize=10))},
-            "resize is 9 in a.pt and 10 in b.pt",
-        ),
-        (
-            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, color="bgr"))},
-            "color is 'rgb' in a.pt and 'bgr' in b.pt",
-        ),
-    ],
-)
-def test_networks_of_other_classes_or_preprocessing(
-    members: dict[str, tuple[list[str], Preprocessing]], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_members(members)
+def test_networks_that_were_tested_on_other_videos_are_refused(networks: list[Sweep]) -> None:
+    with pytest.raises(ValueError, match="tested with different"):
+        ensemble([networks[0], swept(ToyVideos(9, protocol=Protocol(2, 3)), 1)])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from ffn.evaluation.collect import first_of_each
 from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, accuracy, label_ranks
 
 
@@ -82,7 +81,3 @@ def test_logits_of_the_wrong_rank_are_an_error() -> None:
 def test_no_videos_is_an_error() -> None:
     with pytest.raises(ValueError, match="no videos"):
         accuracy(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
-
-
-def test_a_repeated_index_counts_at_its_first_row() -> None:
-    assert first_of_each(torch.tensor([3, 1, 3, 0])).tolist() == [3, 1, 0]

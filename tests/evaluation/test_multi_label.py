@@ -14,7 +14,6 @@ from sklearn.metrics import average_precision_score, f1_score, precision_score, 
 
 from ffn.data import Normalize, Protocol
 from ffn.evaluation import (
-    MultiLabelRow,
     average_precision,
     ensemble,
     evaluate,
@@ -28,7 +27,7 @@ from ffn.evaluation import (
     save_table,
     sweep,
 )
-from ffn.evaluation.multi_label import UNREADABLE, class_measures
+from ffn.evaluation.multi_label import NOT_FOUND, class_measures
 
 NAMES = [f"class {i}" for i in range(CLASSES)]
 
@@ -74,7 +73,7 @@ def test_average_precision_by_hand() -> None:
 
 def test_unreadable_videos_are_not_found() -> None:
     """The readable video with the label is first: P = 1, R = 1/2; the other one is never found."""
-    scores = torch.tensor([[1.0], [0.5], [UNREADABLE], [UNREADABLE]])
+    scores = torch.tensor([[1.0], [0.5], [NOT_FOUND], [NOT_FOUND]])
     label = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     found = multi_label_accuracy(scores, label)
     assert found == pytest.approx({"map": 50, "f1": 100 * 2 * 1 / (2 * 1 + 1 + 1)})
@@ -95,7 +94,6 @@ def test_sweep_of_several_labels(tmp_path: Path) -> None:
     label, logits = kept(toys)
     assert label.shape == (9, CLASSES)
     for row in result.rows:
-        assert isinstance(row, MultiLabelRow)
         assert row.metrics == pytest.approx(metrics_of(logits[row.frames], label), rel=1e-9)
     measures = evaluate(flexible(), loader(toys))
     assert measures == {row.frames: {**row.metrics, "failed": 0} for row in result.rows}
@@ -104,7 +102,7 @@ def test_sweep_of_several_labels(tmp_path: Path) -> None:
     (again,) = load_table(tmp_path / "results.json")
     assert again.rows == result.rows
     (first, *_) = csv.DictReader((tmp_path / "results.csv").open())
-    assert float(first["map"]) == result.rows[0].map
+    assert float(first["map"]) == result.rows[0].metrics["map"]
     assert "top1" not in first
     console = Console(record=True, width=120)
     print_table([result, result], console)
@@ -143,7 +141,7 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
         [rows[:CLASSES], rows[CLASSES : 2 * CLASSES]], result.rows, strict=False
     ):
         each = [float(one["ap"]) for one in row if one["ap"]]
-        assert sum(each) / len(each) == pytest.approx(sweep_row.map)
+        assert sum(each) / len(each) == pytest.approx(sweep_row.score)
         assert row[-1]["ap"] == ""  # no video
         assert sum(int(one["failed"]) for one in row) == int(loaded.label[2].sum())
 
@@ -168,6 +166,6 @@ def test_several_views_and_networks_are_averaged_as_probabilities() -> None:
     torch.testing.assert_close(
         both.predictions.logits[4].double().sigmoid(), mean, rtol=1e-5, atol=1e-7
     )
-    assert both.rows[1].map == pytest.approx(
+    assert both.rows[1].score == pytest.approx(
         metrics_of(mean.numpy(), both.predictions.label.numpy())["map"]
     )
