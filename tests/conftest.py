@@ -1,4 +1,4 @@
-"""One thread and one terminal width per process.
+"""Videos of numbered frames; one thread and one terminal width per process.
 
 Tests are small, and several threads on busy cores are slower.
 """
@@ -9,6 +9,9 @@ import os
 import signal
 
 import torch
+from video_fixtures import numbers, write_folder, write_video
+
+__all__ = ["numbers", "write_folder", "write_video"]
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by a job in the background

@@ -69,18 +69,6 @@ def test_paths_and_links_exist() -> None:
     assert broken == []
 
 
-def test_the_limits_of_the_documents_are_those_of_the_code() -> None:
-    from ffn.limits import Limit
-
-    table = (ROOT / "docs/data.md").read_text()
-    rows = dict(re.findall(r"^\| `(FFN_MAX_\w+)` \| ([\d,]+) ", table, re.MULTILINE))
-    known = {
-        v.variable: f"{v.default:,}" for v in vars(ffn.limits).values() if isinstance(v, Limit)
-    }
-    assert rows
-    assert rows.items() <= known.items()
-
-
 @pytest.mark.slow
 def test_first_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

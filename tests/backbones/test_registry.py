@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -36,9 +38,8 @@ def test_names() -> None:
             assert backbones.build(name, num_classes=3).get_classifier().weight.shape[0] == 3
 
 
-def test_a_class_of_another_package_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbones.registry._models, "_entries", dict(backbones.registry._models))
-
+@patch.dict(backbones.registry._models)
+def test_a_class_of_another_package_is_registered() -> None:
     @backbones.register
     class Net(torch.nn.Linear):
         def __init__(self, *, num_classes: int, width: int = 2) -> None:

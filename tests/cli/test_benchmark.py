@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from video_fixtures import write_video  # noqa: F401  a fixture
 
 from ffn.cli import main
 
@@ -56,7 +55,7 @@ def test_inference_compares_runtimes_at_each_frame_count(tmp_path: Path) -> None
         assert (variant["peak_bytes"] or 0) > 0 if in_torch else variant["peak_bytes"] is None
 
 
-def test_reading_compares_decodes(tmp_path: Path, write_video: Any) -> None:  # noqa: F811
+def test_reading_compares_decodes(tmp_path: Path, write_video: Any) -> None:
     for name in ("a/0", "a/1", "b/2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_video(tmp_path / f"{name}.mp4")

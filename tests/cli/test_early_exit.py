@@ -21,7 +21,7 @@ def test_fit_and_predict(here: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*given, "--frames", "4", "8", "--accuracy", "20", "--output", str(path)]) == 0
 
     shown = capsys.readouterr().out
-    assert "early exit, held out" in shown
+    assert "held-out videos" in shown
     assert str(path) in shown
     found = EarlyExit.load(path)
     assert {*found.stages} <= {4, 8}

@@ -1,12 +1,9 @@
-"""Fixtures: numbered videos, and ten lossless videos to pack."""
+"""Fixtures: ten lossless videos to pack."""
 
 import numpy as np
 import pytest
-from video_fixtures import numbers, write_folder, write_video
 
 from ffn.data import Record
-
-__all__ = ["numbers", "write_folder", "write_video"]
 
 
 def write_waves(path, seed, *, frames=12, width=64, height=48):

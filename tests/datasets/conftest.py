@@ -1,4 +1,4 @@
-"""Fixtures that write numbered videos and miniature data sets."""
+"""Fixtures that write miniature data sets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from video_fixtures import numbers, write_folder, write_video
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `preparation_layouts`
 
 from preparation_layouts import Layouts
-
-__all__ = ["layouts", "numbers", "write_folder", "write_video"]
 
 
 @pytest.fixture

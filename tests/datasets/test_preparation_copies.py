@@ -112,7 +112,7 @@ def test_parts_of_videos_and_folders_have_files_of_their_own(
             listing.entries.append(entry)
         return listing
 
-    monkeypatch.setitem(DATASETS._entries, "parts", parts)
+    monkeypatch.setitem(DATASETS, "parts", parts)
     copies = CopySettings(layouts.root / "x")
     assert prepare("parts", layouts.root, copies=copies).problems == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from preparation_layouts import Layouts, index, problems, write_damaged, write_videos
 
@@ -64,14 +66,12 @@ def test_an_index_is_not_overwritten_by_default(layouts: Layouts) -> None:
     assert sorted(layouts.root.rglob("*")) == files
 
 
-def test_a_registered_data_set_whose_lists_are_never_replaced(
-    layouts: Layouts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@patch.dict(DATASETS)
+def test_a_registered_data_set_whose_lists_are_never_replaced(layouts: Layouts) -> None:
     """The data set of CONTRIBUTING.md, with its index in the folder of the lists."""
     layouts.video("a.mp4")
     for split in ("train", "val"):
         layouts.text(f"lists/{split}.csv", ["a.mp4,run"])
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS))
 
     @register_dataset("mine")
     def mine(videos: Inventory, lists: Inventory) -> Listing:
@@ -90,7 +90,7 @@ def test_a_registered_data_set_whose_lists_are_never_replaced(
 
     listing = Listing(["run"], ["train"], [Entry("val", "a", "run", "list:1", "a.mp4")])
     for wrong, message in ((listing, "has the split 'val'"), (None, "mine returned NoneType")):
-        monkeypatch.setitem(DATASETS._entries, "mine", lambda videos, lists, wrong=wrong: wrong)
+        DATASETS["mine"] = lambda videos, lists, wrong=wrong: wrong
         with pytest.raises(PreparationError, match=message):
             prepare("mine", layouts.root, overwrite=True)
 

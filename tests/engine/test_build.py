@@ -141,6 +141,6 @@ def test_networks_that_could_not_be_saved_or_loaded_are_refused(
     with pytest.raises(ConfigError, match="2 trained frame counts; at most 1"):
         build(videos, tmp_path / "run")
     monkeypatch.delenv("FFN_MAX_TRAINED_COUNTS")
-    monkeypatch.setitem(TASKS._entries, "flexible", LearnedTask)
+    monkeypatch.setitem(TASKS, "flexible", LearnedTask)
     with pytest.raises(ConfigError, match="task flexible has the parameters temperature outside"):
         build(videos, tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -183,8 +184,8 @@ class ToyOptions(TaskOptions):
     weights: dict[str, float] = Field({"a": 1.0}, description="weight of each term")
 
 
+@patch.dict(TASKS)
 def test_registered_task_has_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TASKS, "_entries", dict(TASKS))
     register_task("toy")(type("ToyTask", (PlainTask,), {"Options": ToyOptions}))
     given = ["task.name=toy", "task.frames=[4]"]
     config = load_config(None, [*given, "task.rounds=7", "task.weights={a: 1, b: 2}"])
@@ -208,13 +209,13 @@ register_task("packaged")(type("PackagedTask", (PlainTask,), {}))
 """
 
 
+@patch.dict(TASKS)
 def test_imports_register_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module in the current folder registers a task."""
     package = f"toy_package_{tmp_path.name}"
     (tmp_path / f"{package}.py").write_text(PACKAGE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(TASKS, "_entries", dict(TASKS))
     path = tmp_path / "config.yaml"
     path.write_text(f"imports: {package}\ntask: {{name: packaged, frames: [4]}}\n")
     config = load_config(path)

@@ -49,7 +49,7 @@ def toy_format():
     before = set(formats._formats)
     yield add
     for suffix in set(formats._formats) - before:
-        del formats._formats._entries[suffix]
+        del formats._formats[suffix]
 
 
 @pytest.mark.parametrize("suffix", ["pt2", ONNX])

@@ -383,7 +383,7 @@ def test_a_file_names_a_missing_package_and_never_imports_it(
     save_weights(plain, paths[1], meta)
     assert all(equal(load(path), plain) for path in paths)
     del sys.modules["my_zoo_package"]
-    del backbones.registry._models._entries["my_zoo_net"]
+    del backbones.registry._models["my_zoo_net"]
 
     for path in paths:
         with pytest.raises(WeightsError, match="--imports my_zoo_package"):
