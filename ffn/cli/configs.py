@@ -78,9 +78,5 @@ def description(name: str) -> str:
 def _unknown(name: str) -> str:
     names = config_names()
     close = difflib.get_close_matches(name, names, n=3)
-    if not close:  # a name without its folder
-        last = {one.partition("/")[2]: one for one in names}
-        found = difflib.get_close_matches(name.rpartition("/")[2], last, n=3, cutoff=0.8)
-        close = [last[one] for one in found]
     hint = f"did you mean {', '.join(close)}? " if close else ""
     return f'no config "{name}" ships with ffn; {hint}ffn configs lists all'

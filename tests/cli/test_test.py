@@ -124,16 +124,25 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
-def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def given(root: Path) -> list[str]:
+    """Arguments that test two networks and their ensemble, and write everything."""
     weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
-    given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--details"]
-    given += ["--save-predictions", "--frames", "3", "5", "--no-latency", "--output", str(tmp_path)]
+    options = ["--ensemble", "--details", "--save-predictions", "--frames", "3", "5"]
+    return [str(root / "config.yaml"), "--weights", *weights, *options, "--no-latency", "--output"]
 
-    assert main(["test", *given]) == 0
 
-    for network in load_table(tmp_path / "results.json"):
-        start = f"{tmp_path}/{network.name}"
+@pytest.fixture(scope="module")
+def tested(root: Path, given: list[str]) -> Path:
+    """What one process writes."""
+    assert main(["test", *given, str(root / "tested")]) == 0
+    return root / "tested"
+
+
+@pytest.mark.slow
+def test_details_agree_with_the_table(tested: Path, given: list[str]) -> None:
+    for network in load_table(tested / "results.json"):
+        start = f"{tested}/{network.name}"
         answers = read(Path(f"{start}.predictions.csv"))
         classes = read(Path(f"{start}.classes.csv"))
         matrices = read(Path(f"{start}.confusion.csv"))
@@ -149,57 +158,23 @@ def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
             matrix = [r for r in matrices if int(r["frames"]) == row.frames]
             assert sum(int(r[r["class"]]) for r in matrix) == right
         assert Path(f"{start}.confusion.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["test", *given]) == 2
-
-
-# Two gloo processes test two networks and their ensemble.
-PARALLEL = """
-import os, sys
-import torch, torch.distributed as dist
-from ffn.cli import main
-
-torch.set_num_threads(1)
-torch.cuda.is_available = lambda: False
-store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-children = []
-for rank in (0, 1):
-    child = os.fork()
-    if not child:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os._exit(main(["test", *sys.argv[1:]]))
-    children.append(child)
-sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-"""
+    assert main(["test", *given, str(tested)]) == 2
 
 
 @pytest.mark.slow
-def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) -> None:
-    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
-    given = [str(root / "config.yaml"), "--weights", *weights, "--no-latency", "--ensemble"]
-    written = ["--save-predictions", "--details"]
+def test_two_processes_write_what_one_does(tested: Path, given: list[str], tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([*program, "tools/test.py", *given, tmp_path], cwd=ROOT, env=env, check=True)
 
-    found = subprocess.run(
-        [sys.executable, "-c", PARALLEL, *given, *written, "--output", tmp_path / "2"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert main(["test", *given, *written, "--output", str(tmp_path / "1")]) == 0
-
-    assert found.stdout.count("results.json") == 1
-    files = sorted(file.name for file in (tmp_path / "1").iterdir())
+    files = sorted(path.name for path in tested.iterdir())
     assert len(files) == 3 + 3 * 5
-    assert files == sorted(file.name for file in (tmp_path / "2").iterdir())
-    for name in [name for name in files if name.endswith("classes.csv")]:
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
-    alone, together = (load_table(tmp_path / n / "results.json")[2] for n in "12")
+    assert files == sorted(path.name for path in tmp_path.iterdir())
+    alone, together = (load_table(folder / "results.json")[2] for folder in (tested, tmp_path))
     assert together.rows == alone.rows
     assert together.measured["networks"] == ["plain", "other"]
-    kept = [load_predictions(tmp_path / n / "ensemble.predictions.safetensors") for n in "12"]
+    name = "ensemble.predictions.safetensors"
+    kept = [load_predictions(folder / name) for folder in (tested, tmp_path)]
     torch.testing.assert_close(kept[0].logits[3], kept[1].logits[3], equal_nan=True)
 
 

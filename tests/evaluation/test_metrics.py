@@ -41,19 +41,6 @@ def test_metrics_equal_a_loop(classes: int, ties: bool) -> None:
     assert accuracy(ranks, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_top5_of_five_classes_or_fewer_is_the_share_of_decoded_videos() -> None:
-    ranks = label_ranks(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
-    ranks[2] = UNREADABLE
-
-    assert accuracy(ranks, torch.tensor([0, 1, 2, 0]))["top5"] == 75
-
-
-def test_equal_logits_prefer_the_smaller_class() -> None:
-    ranks = label_ranks(torch.zeros(3, 4), torch.tensor([0, 2, 3]))
-
-    assert ranks.tolist() == [0, 2, 3]
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_logits_that_are_not_finite_are_marked(value: float) -> None:
     logits = torch.tensor([[1.0, 2.0], [value, 0.0], [0.0, 1.0]])
@@ -71,13 +58,3 @@ def test_logits_that_are_not_finite_count_as_wrong() -> None:
 def test_a_label_outside_the_classes_is_an_error(label: list[int]) -> None:
     with pytest.raises(ValueError, match=r"labels are .* the model has classes 0 to 2"):
         label_ranks(torch.zeros(2, 3), torch.tensor(label))
-
-
-def test_logits_of_the_wrong_rank_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2, 4, 3\); expected \(B, K\)"):
-        label_ranks(torch.zeros(2, 4, 3), torch.tensor([0, 1]))
-
-
-def test_no_videos_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no videos"):
-        accuracy(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
