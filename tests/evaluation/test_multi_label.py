@@ -14,7 +14,6 @@ from sklearn.metrics import average_precision_score, f1_score, precision_score, 
 
 from ffn.data import Normalize, Protocol
 from ffn.evaluation import (
-    average_precision,
     ensemble,
     evaluate,
     load_predictions,
@@ -63,23 +62,12 @@ def test_metrics_are_those_of_sklearn(ties: bool) -> None:
     assert each["ap"][3].isnan()
 
 
-def test_average_precision_by_hand() -> None:
-    """Scores 3 2 2 1: at 3 P = 1, R = 1/2; at 2, a tie, P = 2/3, R = 1."""
-    scores, positive = torch.tensor([2.0, 3.0, 2.0, 1.0]), torch.tensor([1, 1, 0, 0]).bool()
-    assert average_precision(scores, positive) == pytest.approx(1 / 2 + 1 / 2 * 2 / 3)
-    assert average_precision(torch.zeros(4), positive) == pytest.approx(1 / 2)
-    assert np.isnan(average_precision(scores, torch.zeros(4).bool()))
-
-
 def test_unreadable_videos_are_not_found() -> None:
     """The readable video with the label is first: P = 1, R = 1/2; the other one is never found."""
     scores = torch.tensor([[1.0], [0.5], [NOT_FOUND], [NOT_FOUND]])
     label = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     found = multi_label_accuracy(scores, label)
     assert found == pytest.approx({"map": 50, "f1": 100 * 2 * 1 / (2 * 1 + 1 + 1)})
-
-
-# --- sweeps ---------------------------------------------------------------------------------------
 
 
 def kept(toys: MultiLabelVideos) -> tuple[np.ndarray, dict[int, np.ndarray]]:

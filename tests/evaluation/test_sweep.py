@@ -4,7 +4,6 @@ import csv
 import importlib
 import io
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from ffn.evaluation import (
     save_table,
     sweep,
 )
-from ffn.evaluation.collect import video_logits
 
 
 def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
@@ -114,16 +112,6 @@ def test_several_views_are_averaged_video_by_video(batch_size: int | None) -> No
             right.append(sample["ok"] and mean.argmax().item() == sample["label"])
         assert row.score == pytest.approx(100 * sum(right) / 9, abs=1e-12)
         assert row.gmacs == row.frames * (3 * 3 * 6 * 27 + 54 * 7) / 1e9  # of one view
-
-
-def test_probabilities_are_averaged_and_not_logits() -> None:
-    """One confident view outweighs two others, although the mean logit favours those."""
-    sure = torch.tensor([[8.0, 0.0], [-4.5, 0.0], [-4.5, 0.0]])
-    assert sure.mean(0).argmax() == 1
-    mean = video_logits(torch.nn.Identity(), [sure[:2], sure[2:]], videos=1)
-    expected = torch.tensor([[sum(1 / (1 + math.exp(-x)) for x in (8.0, -4.5, -4.5)) / 3]])
-    assert mean.exp()[:, :1] == pytest.approx(expected.numpy(), rel=1e-5)
-    assert mean.exp().sum() == pytest.approx(1, rel=1e-5)
 
 
 def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
