@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import serve_files
-from video_fixtures import write_folder, write_video  # noqa: F401  fixtures of all tests here
 
 from ffn.datasets.synthetic import generate
 
