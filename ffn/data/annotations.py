@@ -98,7 +98,7 @@ def read_annotation_rows(source: str | os.PathLike[str]) -> list[AnnotationRow]:
     if not source.exists():
         raise FileNotFoundError(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
-            "sub-folder per class (data.train and data.val of a config)"
+            "sub-folder per class (data.train and data.val of a config). `ffn prepare` writes lists"
         )
     return _read_class_folders(source) if source.is_dir() else read_list(source)
 
