@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts.types import PositiveFloat
 
 from ffn.cli.arguments import (
     ConfigFile,
@@ -21,8 +20,6 @@ from ffn.cli.arguments import (
 from ffn.cli.test_videos import loader_for
 from ffn.files import make_writable, refuse_existing
 
-Positive = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
-
 
 def early_exit(
     config: ConfigFile,
@@ -30,8 +27,7 @@ def early_exit(
     *overrides: Override,
     weights: Weights,
     frames: FrameCounts | None = None,
-    accuracy: Positive = None,
-    budget_gmacs: Positive = None,
+    budget_gmacs: PositiveFloat | None = None,
     output: Path | None = None,
     overwrite: Overwrite = False,
     device: Device = None,
@@ -40,17 +36,14 @@ def early_exit(
 
     The videos of the config's validation list (data.val) set the thresholds; the network must not
     be trained on them. Prints what early exit gains or loses on videos that its thresholds were not
-    fitted to. Without --accuracy and --budget-gmacs, the fit keeps the accuracy of the largest
-    count at the lowest cost. `ffn predict --frames early_exit` uses the file.
+    fitted to. Without --budget-gmacs, the fit keeps the accuracy of the largest count at the lowest
+    cost. `ffn predict --frames early_exit` uses the file.
 
     Args:
         frames: Counts to choose up to three stages from, six at most; default: the trained counts.
-        accuracy: Find the lowest cost with this top-1, in percent.
         budget_gmacs: Find the best accuracy at this mean cost, in giga multiply-accumulates.
         output: The file; default: beside the weights, e.g. best.early_exit.json.
     """
-    if accuracy and budget_gmacs:
-        raise ValueError("--accuracy and --budget-gmacs are two goals; give one of them")
     options, _ = read_run(config, overrides, device)
     if output is None and not Path(weights).is_file():
         raise ValueError(f"{weights} is no file that early exit is kept beside; give --output")
@@ -58,7 +51,7 @@ def early_exit(
     from rich.console import Console
 
     from ffn.engine.distributed import World
-    from ffn.evaluation.early_exit import Goal, early_exit_table, fit_early_exit, held_out
+    from ffn.evaluation.early_exit import early_exit_table, fit_early_exit, held_out
     from ffn.evaluation.sweep import sweep
     from ffn.zoo import early_exit_path, load_with_record, state_sha256
 
@@ -72,10 +65,9 @@ def early_exit(
     loader, _ = loader_for(weights, record, options, world, frames=counts, protocol="1x1")
     result = sweep(model, loader, name=record.name, latency=False, keep_logits=True, progress=True)
     gmacs = {row.frames: row.gmacs for row in result.rows}
-    goal = Goal(accuracy, budget_gmacs)
-    found = fit_early_exit(result.predictions, gmacs, goal)
+    found = fit_early_exit(result.predictions, gmacs, budget_gmacs)
     found = replace(found, network=record.name, weights_sha256=digest)
-    tested = held_out(result.predictions, gmacs, goal)
+    tested = held_out(result.predictions, gmacs, budget_gmacs)
     Console().print(early_exit_table(result.predictions, gmacs, found, tested))
     found.save(output)
     print(output)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -25,19 +25,6 @@ FORMAT = 1  # of the file
 STAGES = 3  # maximum number of stages
 COUNTS = 6  # maximum number of counts to choose the stages from
 LEVELS = 48  # thresholds that are tried per stage
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a fit looks for; with neither, the accuracy of the largest count at the lowest cost.
-
-    Attributes:
-        accuracy: the lowest cost with this accuracy, in percent.
-        gmacs: the best accuracy with this mean cost of a video.
-    """
-
-    accuracy: float | None = None
-    gmacs: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,20 +113,21 @@ class EarlyExit:
 def fit_early_exit(
     predictions: Predictions,
     gmacs: Mapping[int, float],
-    goal: Goal = Goal(),
+    budget: float | None = None,
 ) -> EarlyExit:
-    """Find the stages and thresholds that meet a goal on videos with labels.
+    """Find stages and thresholds on videos with labels.
 
-    All sequences of up to `STAGES` counts are tried, each with a grid of thresholds.
+    They have the accuracy of the largest count at the lowest cost, or the best accuracy of a
+    budget. All sequences of up to `STAGES` counts are tried, each with a grid of thresholds.
 
     Args:
         predictions: of the network for videos that it was not trained on.
         gmacs: of a video at each count to choose the stages from, at most `COUNTS`.
-        goal: what to find.
+        budget: mean cost of a video, in GMACs.
 
     Raises:
         ValueError: videos with several labels, none that can be decoded, a count that was not
-            tested, too many counts, or a goal out of reach.
+            tested, too many counts, or a budget below that of the smallest count.
     """
     counts = sorted(gmacs)
     if predictions.multi_label:
@@ -157,7 +145,14 @@ def fit_early_exit(
         for stages in itertools.combinations(counts, length)
         for candidate in _candidates(stages, seen, gmacs)
     ]
-    return _choose(found, goal, counts[-1])
+    if budget is None:
+        alone = next(one for one in found if one.stages == (counts[-1],))
+        good = [one for one in found if one.accuracy >= alone.accuracy]
+        return min(good, key=lambda one: (one.gmacs, -one.accuracy))
+    if budget < gmacs[counts[0]]:
+        raise ValueError(f"the budget is {budget:g} GMACs; give {gmacs[counts[0]]:.4g} or more")
+    affordable = [one for one in found if one.gmacs <= budget]
+    return max(affordable, key=lambda one: (one.accuracy, -one.gmacs))
 
 
 def _candidates(
@@ -183,26 +178,10 @@ def _candidates(
     return [EarlyExit(stages, tuple(row), *both) for row, *both in zip(*columns, strict=True)]
 
 
-def _choose(found: Sequence[EarlyExit], goal: Goal, largest: int) -> EarlyExit:
-    if goal.gmacs is not None:
-        affordable = [one for one in found if one.gmacs <= goal.gmacs]
-        if not affordable:
-            least = min(one.gmacs for one in found)
-            raise ValueError(f"the budget is {goal.gmacs:g} GMACs; give {least:.4g} or more")
-        return max(affordable, key=lambda one: (one.accuracy, -one.gmacs))
-    alone = next(one for one in found if one.stages == (largest,))
-    wanted = alone.accuracy if goal.accuracy is None else goal.accuracy
-    good = [one for one in found if one.accuracy >= wanted]
-    if not good:
-        best = max(one.accuracy for one in found)
-        raise ValueError(f"the accuracy is to be {wanted:g} %; the best is {best:.2f} %")
-    return min(good, key=lambda one: (one.gmacs, -one.accuracy))
-
-
 def held_out(
     predictions: Predictions,
     gmacs: Mapping[int, float],
-    goal: Goal = Goal(),
+    budget: float | None = None,
 ) -> tuple[float, float]:
     """Accuracy in percent, and mean GMACs, of thresholds on videos that they were not fitted to.
 
@@ -211,14 +190,14 @@ def held_out(
     Args:
         predictions: see :func:`fit_early_exit`.
         gmacs: see :func:`fit_early_exit`.
-        goal: see :func:`fit_early_exit`.
+        budget: see :func:`fit_early_exit`.
     """
     seen = select(predictions, predictions.ok)
     order = torch.randperm(len(seen.label), generator=torch.Generator().manual_seed(0))
     halves = [select(seen, part) for part in order.tensor_split(2)]
     right, cost = 0, 0.0
     for fitted, tested in (halves, halves[::-1]):
-        exits = fit_early_exit(fitted, gmacs, goal)
+        exits = fit_early_exit(fitted, gmacs, budget)
         stage, classes = exits.answer(tested.logits)
         totals = torch.tensor([*itertools.accumulate(gmacs[n] for n in exits.stages)])
         right += int((classes == tested.label).sum())

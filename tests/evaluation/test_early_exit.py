@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ffn.evaluation import Predictions
-from ffn.evaluation.early_exit import EarlyExit, Goal, fit_early_exit, held_out
+from ffn.evaluation.early_exit import EarlyExit, fit_early_exit, held_out
 
 GMACS = {2: 1.0, 4: 2.0, 8: 4.0}
 
@@ -48,16 +48,13 @@ def test_a_fit_keeps_the_accuracy_of_the_largest_count_at_less_cost() -> None:
     assert found.gmacs < 0.8 * GMACS[8]
 
 
-def test_goals() -> None:
+def test_a_budget() -> None:
     given = predictions()
-    cheap = fit_early_exit(given, GMACS, Goal(gmacs=1.5))
-    assert 1 < cheap.gmacs <= 1.5
-    good = fit_early_exit(given, GMACS, Goal(accuracy=75))
-    assert good.accuracy >= 75
-    assert good.gmacs < fit_early_exit(given, GMACS, Goal(accuracy=90)).gmacs
-    for goal in (Goal(gmacs=0.5), Goal(accuracy=100)):
-        with pytest.raises(ValueError, match=r"best|or more"):
-            fit_early_exit(given, GMACS, goal)
+    cheap, dear = (fit_early_exit(given, GMACS, budget) for budget in (1.5, 3.0))
+    assert 1 < cheap.gmacs <= 1.5 < dear.gmacs <= 3
+    assert cheap.accuracy < dear.accuracy
+    with pytest.raises(ValueError, match="give 1 or more"):
+        fit_early_exit(given, GMACS, 0.5)
 
 
 def test_held_out_videos_and_those_that_cannot_be_decoded() -> None:
