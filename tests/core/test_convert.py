@@ -96,28 +96,20 @@ def test_a_count_uses_its_own_norms_and_alterations_only(case: Case) -> None:
 
 
 @every_case
-def test_only_the_active_norms_statistics_move(case: Case) -> None:
+def test_training_moves_only_what_the_active_count_owns_or_all_share(case: Case) -> None:
+    """Every such parameter gets a gradient, and the statistics of every such norm move."""
     flexible = case.flexible(COUNTS).train()
+
+    def owned(count: int) -> set[int]:
+        return {id(t) for m in private_of(flexible, count).values() for t in everything(m)}
 
     for frames, active in ((8, 8), (3, 4), (1, 2)):
-        own = {id(b) for m in private_of(flexible, active).values() for b in m.buffers()}
+        others = set().union(*(owned(n) for n in COUNTS if n != active))
         before = {name: buffer.clone() for name, buffer in flexible.named_buffers()}
-        flexible(case.clip(frames, batch=4))
-        for name, buffer in flexible.named_buffers():
-            assert torch.equal(buffer, before[name]) == (id(buffer) not in own), name
-
-
-@every_case
-def test_every_parameter_gets_a_gradient(case: Case) -> None:
-    flexible = case.flexible(COUNTS).train()
-    own = {
-        n: {id(p) for m in private_of(flexible, n).values() for p in m.parameters()} for n in COUNTS
-    }
-
-    for count in COUNTS:
         flexible.zero_grad(set_to_none=True)
-        flexible(case.clip(count, batch=4)).square().sum().backward()
-        others = set().union(*(own[n] for n in COUNTS if n != count))
+        flexible(case.clip(frames, batch=4)).square().sum().backward()
+        for name, buffer in flexible.named_buffers():
+            assert torch.equal(buffer, before[name]) == (id(buffer) not in owned(active)), name
         for name, parameter in flexible.named_parameters():
             assert (parameter.grad is None) == (id(parameter) in others), name
 

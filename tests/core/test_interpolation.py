@@ -116,17 +116,3 @@ def test_training_uses_the_trained_counts_only() -> None:
     assert all(p.grad is not None for module in private for p in module.parameters())
     with pytest.raises(ValueError, match="5 frames are interpolated; train at 2, 4, 8"):
         model(clip, active=5)
-
-
-@torch.no_grad()
-def test_recurrent_layers_by_hand() -> None:
-    """A private LSTM reads its weights from a list, which must have the interpolated ones."""
-    layers = {n: nn.LSTM(3, 4, num_layers=2, bidirectional=True) for n in (4, 8)}
-    modules, x = PrivateModules(layers).eval(), torch.randn(5, 2, 3)
-    expected = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
-    for name, weight in expected.named_parameters():
-        weight.copy_(0.75 * layers[4].get_parameter(name) + 0.25 * layers[8].get_parameter(name))
-
-    modules.selected.count = 5
-
-    torch.testing.assert_close(modules(x)[0], expected(x)[0])

@@ -5,72 +5,37 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from core_models import Case, every_case, randomize
-from torch import Tensor, nn
-
-from ffn.core import FrameFlexible, convert
+from core_models import TINY, Case, every_case
+from torch import Tensor
 
 COUNTS = (2, 4, 8)
 
 
-class Meet(nn.Module):
-    """Identity; waits until two threads are inside it, so that both run the network at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.barrier: threading.Barrier | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.barrier is not None:
-            self.barrier.wait(timeout=30)
-        return x
-
-
-class PooledClip(nn.Module):
-    """A norm, a place to meet, a norm, and the mean over the clip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.BatchNorm3d(3), Meet(), nn.BatchNorm3d(3))
-
-    def forward(self, clip: Tensor) -> Tensor:
-        return self.layers(clip).mean((2, 3, 4))
-
-
-def pooled() -> FrameFlexible:
-    """A converted network; all private copies differ."""
-    return randomize(convert(PooledClip(), COUNTS, alter="none", interpolate=True)).eval()
-
-
-def run_together(model: FrameFlexible, functions: list[Callable[[], Tensor]]) -> list[Tensor]:
-    """Results of two functions that meet inside the network."""
-    (meet,) = (m for m in model.modules() if isinstance(m, Meet))
-    meet.barrier = threading.Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        results = [future.result() for future in [pool.submit(f) for f in functions]]
-    meet.barrier = None
-    return results
-
-
 def test_two_threads_in_one_network() -> None:
-    """Trained counts and interpolated ones; the oracle is a single thread."""
-    model = pooled()
+    """Each waits in the middle of it for the other; the oracle is a single thread."""
+    model = TINY.flexible(COUNTS, interpolate=True)
     for frames in ((2, 8), (4, 4), (3, 8), (6, 7), (5, 5)):
-        clips = [torch.randn(2, 3, n, 4, 4) for n in frames]
+        clips = [TINY.clip(n) for n in frames]
         expected = [model(clip) for clip in clips]
+        barrier = threading.Barrier(2)
 
-        results = run_together(model, [lambda c=clip: model(c) for clip in clips])
+        def meet(*_: object, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(timeout=30)
+
+        hook = model.model.net.layer2.register_forward_pre_hook(meet)
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(model, clips))
+        hook.remove()
 
         for result, alone in zip(results, expected, strict=True):
             assert torch.equal(result, alone)
 
 
 def test_active_count_belongs_to_the_thread() -> None:
-    model = pooled()
+    model = TINY.flexible(COUNTS)
     model.activate(2)
 
     with ThreadPoolExecutor(1) as pool:

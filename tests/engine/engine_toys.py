@@ -24,13 +24,7 @@ from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.loop import Run
 from ffn.engine.options import Config
-from ffn.engine.tasks import (
-    FlexibleTask,
-    MixedSamplingTask,
-    PlainTask,
-    ProportionalSamplingTask,
-    Task,
-)
+from ffn.engine.tasks import FlexibleTask, Task
 from ffn.engine.train_step import StepResult, TrainStep
 
 ROOT = Path(__file__).parents[2]
@@ -142,14 +136,9 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 def launch(
     root: Path, output: Path, *more: str, torchrun: tuple[str, ...] = (), own_group: bool = False
 ) -> subprocess.Popen:
-    """Start the command in its own processes, as a user does.
+    """Start the command as a user does, with arguments of torchrun if there are any.
 
-    Args:
-        root: the videos.
-        output: the run's folder.
-        more: options.
-        torchrun: its arguments; without any, there is one process.
-        own_group: start a process group, as a terminal does for a job.
+    ``own_group`` starts a process group, as a terminal does for a job.
     """
     launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     command = [str(ROOT / "tools/train.py"), str(Path(__file__).with_name("empty.yaml"))]
@@ -230,20 +219,6 @@ def batch(
     return {
         "clips": {t: torch.randn(size, 3, t, side, side, generator=generator) for t in counts},
         "label": torch.arange(size) % 3,
-    }
-
-
-def all_tasks(dropout: float = 0.0) -> dict[str, Task]:
-    """A task of every kind, with the views 2, 4 and 8."""
-    torch.manual_seed(0)
-    counts = (2, 4, 8)
-    return {
-        "plain": PlainTask(tiny(dropout), 8),
-        "mixed_sampling": MixedSamplingTask(tiny(dropout), 8, 2, mix_probability=0.5),
-        "proportional_sampling": ProportionalSamplingTask(tiny(dropout), 8),
-        "flexible": flexible_task(counts, dropout, distill_weight=0.7),
-        "label": flexible_task(counts, dropout, small_views="label"),
-        "mixed": flexible_task(counts, dropout, small_views="mixed"),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_toys import all_tasks, backward, batch, flexible_task
+from engine_toys import backward, batch, flexible_task, tiny
 from torch import nn
 
 from ffn.core import PrivateModules
@@ -17,8 +17,11 @@ from ffn.engine.tasks import (
     TASKS,
     FlexibleOptions,
     FlexibleTask,
+    MixedSamplingTask,
     PlainOptions,
     PlainTask,
+    ProportionalSamplingTask,
+    Task,
     register_task,
 )
 from ffn.labels import label_kind
@@ -27,6 +30,19 @@ COUNTS = (2, 4, 8)
 WEIGHTS = torch.tensor([0.4, 1.3, 2.6])
 SMALL_VIEWS = {"distill": "kl", "label": "ce", "mixed": "mixed"}  # name of the loss
 VIEWS = pytest.mark.parametrize("views", ["together", "sequential"])
+
+
+def all_tasks(dropout: float = 0.0) -> dict[str, Task]:
+    """A task of every kind, with the views 2, 4 and 8."""
+    torch.manual_seed(0)
+    return {
+        "plain": PlainTask(tiny(dropout), 8),
+        "mixed_sampling": MixedSamplingTask(tiny(dropout), 8, 2, mix_probability=0.5),
+        "proportional_sampling": ProportionalSamplingTask(tiny(dropout), 8),
+        "flexible": flexible_task(COUNTS, dropout, distill_weight=0.7),
+        "label": flexible_task(COUNTS, dropout, small_views="label"),
+        "mixed": flexible_task(COUNTS, dropout, small_views="mixed"),
+    }
 
 
 def labelled(kind: str, *, multi_label: bool) -> dict[str, Any]:
