@@ -70,15 +70,9 @@ def browse(
 
 
 def _for_videos(config: Config, videos: int) -> Config:
-    """The config with a batch of this many videos, loaded in this process."""
-    batch_size = videos * config.train.repeated_aug
-    train = {"batch_size": batch_size, "grad_accum_steps": 1}
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"workers": 0, "cache_gib": 0.0}),
-            "train": config.train.model_copy(update=train),
-        }
-    )
+    """The config with a batch of this many videos."""
+    train = {"batch_size": videos * config.train.repeated_aug, "grad_accum_steps": 1}
+    return config.model_copy(update={"train": config.train.model_copy(update=train)})
 
 
 def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel]:
@@ -157,10 +151,7 @@ def _test_strips(tests: VideoDataset, index: int) -> list[Strip]:
         return []
     strips, (_, indices) = [], tests.frame_indices(index)
     for view, clips in sample["clips"].items():
-        if tests.protocol.views == 1:
-            strips.append(_strip("test", clips, indices[view][0]))
-            continue
-        for number, clip in enumerate(clips):
+        for number, clip in enumerate(clips.view(-1, *clips.shape[-4:])):
             kind = f"test, clip {number // crops + 1}, crop {number % crops + 1}"
             strips.append(_strip(kind, clip, indices[view][number // crops]))
     return strips

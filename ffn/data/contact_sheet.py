@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from ffn.data.crops import resize_to
+from ffn.data.crops import resize
 from ffn.files import atomic_write
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _thumbnails(clip: Tensor, side: int) -> Tensor:
     longer = max(frames.shape[-2:])
     if longer > side:
         height, width = (max(1, round(length * side / longer)) for length in frames.shape[-2:])
-        return resize_to(frames, (height, width))
+        return resize(frames, height, width)
     factor = side // longer
     return frames.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
 

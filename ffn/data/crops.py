@@ -5,13 +5,11 @@ Frames are uint8 (N, C, H, W). Windows are drawn from the generator that is pass
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ffn.data.global_rng import library_draws
 
@@ -20,34 +18,18 @@ AREA = (0.08, 1.0)  # Inception (Szegedy et al. 2015); UniFormer
 ASPECT = (0.75, 1.3333)  # Inception; UniFormer
 JITTER_SCALES = (256, 320)  # SlowFast (Feichtenhofer et al. 2019), section 4
 
-_IS_ARM = platform.machine() in ("aarch64", "arm64")  # torch has fast uint8 kernels, as for AVX2
 
-
-def resize(x: Tensor, side: int) -> Tensor:
-    """Resize the shorter side of frames.
+def resize(x: Tensor, *size: int) -> Tensor:
+    """Resize frames, bilinear with antialiasing.
 
     Args:
         x: Frames (N, C, H, W).
-        side: Length of the shorter side of the result, in pixels; the longer one is rounded down.
+        size: Length of the shorter side of the result in pixels, the longer one is rounded down; or
+            its height and width.
     """
-    height, width = x.shape[-2:]
-    longer = side * max(height, width) // min(height, width)
-    return resize_to(x, (side, longer) if height < width else (longer, side))
+    from torchvision.transforms.v2 import functional  # its import takes two seconds
 
-
-def resize_to(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize frames, bilinear with antialiasing; the result equals that of torchvision.
-
-    Args:
-        x: Frames (N, C, H, W).
-        size: Height and width of the result, in pixels.
-    """
-    if x.shape[-2:] == size:
-        return x
-    options = {"mode": "bilinear", "antialias": True}
-    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or _IS_ARM:
-        return F.interpolate(x, size, **options)
-    return F.interpolate(x.float(), size, **options).round_().byte()
+    return functional.resize(x, list(size), antialias=True)
 
 
 def multiscale_crop(
@@ -65,7 +47,7 @@ def multiscale_crop(
         (N, C, side, side).
     """
     top, left, height, width = draw_crop(*x.shape[-2:], generator, scales)
-    return resize_to(x[..., top : top + height, left : left + width], (side, side))
+    return resize(x[..., top : top + height, left : left + width], side, side)
 
 
 def resized_crop(
@@ -87,7 +69,7 @@ def resized_crop(
     Returns:
         (N, C, side, side).
     """
-    from torchvision.transforms import v2  # takes two seconds, and no test needs it
+    from torchvision.transforms import v2
 
     crop = v2.RandomResizedCrop([side, side], tuple(area), tuple(aspect), antialias=True)
     with library_draws(generator):

@@ -21,10 +21,8 @@ class VideoMetadata:
         height: Of a frame after rotation, in pixels.
         rotation: Degrees counterclockwise by which stored frames are rotated for display.
         codec: FFmpeg's name of the codec, e.g. "h264".
-        header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
             none.
-        not_seekable: Why the file has to be decoded from its first frame, or "" if it is seekable.
     """
 
     frames: int
@@ -34,9 +32,7 @@ class VideoMetadata:
     height: int
     rotation: int = 0
     codec: str = ""
-    header_frames: int = 0
     header_duration: float = 0.0
-    not_seekable: str = ""
 
 
 def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> VideoMetadata:
@@ -74,7 +70,5 @@ def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> VideoMet
         height=height,
         rotation=first.rotation % 360,
         codec=timeline.codec,
-        header_frames=timeline.header_frames,
         header_duration=timeline.header_duration,
-        not_seekable=timeline.not_seekable,
     )
