@@ -19,8 +19,8 @@ from ffn.evaluation.eval_mode import evaluating
 _FAST_PATH = threading.Lock()  # torch has one setting for all threads
 
 
-def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
-    """Count the multiply-accumulates of one forward pass, by operator.
+def count_macs(model: nn.Module, clip: Tensor) -> int:
+    """Count the multiply-accumulates of one forward pass.
 
     Convolutions, linear layers, matrix products and attention count. Norms, activations, pooling
     and weight alterations (which fold into the next convolution) do not. One multiply-accumulate
@@ -29,12 +29,8 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
     Args:
         model: on the device of the clip; on "meta" nothing is computed.
         clip: (B, C, T, H, W); the count is for the whole batch.
-
-    Returns:
-        Operator name ("convolution", "addmm", ...) to multiply-accumulates.
     """
-    counts = _count_flops(model, clip).get("Global", {})
-    return {operator.__name__: flops // 2 for operator, flops in counts.items()}
+    return count_macs_by_module(model, model, clip)[""]
 
 
 def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> dict[str, int]:
@@ -50,9 +46,9 @@ def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> 
     """
     inner = next(name for name, module in model.named_modules() if module is network)
     start = ".".join(filter(None, (type(model).__name__, inner)))  # torch's name of the network
-    flops = {name: sum(counts.values()) for name, counts in _count_flops(model, clip).items()}
-    inside = {n[len(start) + 1 :]: f // 2 for n, f in flops.items() if n.startswith(f"{start}.")}
-    return {**inside, "": flops.get("Global", 0) // 2}
+    macs = {name: sum(counts.values()) // 2 for name, counts in _count_flops(model, clip).items()}
+    inside = {n[len(start) + 1 :]: m for n, m in macs.items() if n.startswith(f"{start}.")}
+    return {**inside, "": macs.get("Global", 0)}
 
 
 def _count_flops(model: nn.Module, clip: Tensor) -> dict[str, dict[Any, int]]:

@@ -51,7 +51,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     by_frames.set_xticks([t for t in counts if len(counts) <= 16 or t % 2 == 0])
     several = any(sweep.views > 1 for sweep in sweeps)
     by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
-    _scale_cost(by_cost, [cost for sweep in sweeps for cost in _cost(sweep)])
+    _scale_cost(by_cost)
     for axes in (by_frames, by_cost):
         tidy(axes)
 
@@ -118,12 +118,11 @@ def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> No
     )  # fmt: skip
 
 
-def _scale_cost(axes: Axes, costs: Sequence[float]) -> None:
-    """A logarithmic axis, with more labels if the costs span less than a factor of 30."""
+def _scale_cost(axes: Axes) -> None:
+    """A logarithmic axis with plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes.set_xscale("log")
-    narrow = max(costs) < 30 * min(costs)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if narrow else (1,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -161,7 +161,7 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
             frames=frames,
             subnet=subnet,
             metrics=dataset_metrics(column, outputs.label),
-            gmacs=sum(count_macs(model, clip).values()) / 1e9,
+            gmacs=count_macs(model, clip) / 1e9,
             params=count_parameters(model, subnet),
             latency_ms=None if run is None else measure_latency(run, clip, model=model),
             videos=len(column),

@@ -148,7 +148,7 @@ class Budget:
             if count not in self._macs:
                 model = copy.deepcopy(self._model).to("meta")
                 clip = torch.zeros(1, 3, count, self._size, self._size, device="meta")
-                self._macs[count] = sum(count_macs(model, clip).values()) / 1e9
+                self._macs[count] = count_macs(model, clip) / 1e9
             return self._macs[count]
 
     def latencies(self) -> dict[int, float]:
