@@ -14,7 +14,7 @@ from cyclopts.types import PositiveInt
 
 from ffn.cli.arguments import FrameCounts, Imports
 from ffn.cli.zoo_page import CLASSES, FRAMES, SIDE, models_table, page, weights_table
-from ffn.files import explain, write_text
+from ffn.files import explain
 from ffn.registry import import_extensions
 
 EXIT_PROBLEM = 1  # some weights could not be fetched
@@ -87,18 +87,9 @@ def fetch(*names: Annotated[str, Parameter(name="NAME", required=True)]) -> int:
     return EXIT_PROBLEM if failed else 0
 
 
-def table(*, write: bool = False) -> None:
-    """Print the page of the zoo, model_zoo/README.md.
-
-    Args:
-        write: Write the file in place of printing.
-    """
-    from ffn.zoo.records import zoo_folder
-
-    target = zoo_folder().parent / "README.md"
-    if write:
-        write_text(target, page())
-    print(target if write else page())
+def table() -> None:
+    """Print the page of the zoo, model_zoo/README.md."""
+    print(page(), end="")
 
 
 zoo = {

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 HEAD = """# Model zoo
 
-Written by `ffn zoo table --write` from the records in `weights/`.
+Written by `ffn zoo table > model_zoo/README.md` from the records in `weights/`.
 
 `ffn.load(NAME)` and `--weights NAME` accept every name below. Weights with a link are downloaded on
 first use, checked and converted. Their hashes are not known in advance: the hash of the first
