@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from ffn.cli.arguments import Imports, Overwrite, Weights
-from ffn.files import atomic_write, make_writable, refuse_existing
+from ffn.files import make_writable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def publish(
     """Write a trained network as one weight file, NAME.safetensors, with its record, NAME.yaml.
 
     The record has the model, classes, preprocessing, metrics per frame count and SHA-256, for
-    `ffn.load`. A file of early exit that is kept with the checkpoint is written beside them.
+    `ffn.load`.
 
     Args:
         checkpoint: best.pt or last.pt of a run.
@@ -53,15 +53,13 @@ def publish(
         raise ValueError("--private needs --hub")
     import_extensions(imports or [])
 
-    from ffn.zoo import early_exit_path, load_with_record, push_to_hub, save_weights
+    from ffn.zoo import load_with_record, push_to_hub, save_weights
     from ffn.zoo.repositories import check_repository
 
     if hub:
         check_repository(hub)
     model, record = load_with_record(checkpoint)
     path = output / f"{name}.safetensors"
-    early_exit, kept = _early_exit_of(checkpoint, model), early_exit_path(path)
-    refuse_existing([kept], overwrite)
     about = {"knows": knows, "source": source, "licence": licence}
     meta = record.to_dict() | {key: value for key, value in about.items() if value is not None}
     meta |= {"name": name, "config": without_places(record.config)}
@@ -71,12 +69,6 @@ def publish(
     make_writable(output)
     written = save_weights(model, path, meta, overwrite=overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
-    if early_exit is not None:
-        with atomic_write(kept) as file:
-            file.write(early_exit.read_bytes())
-        print(f"{kept}: its early exit")
-    else:
-        kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if hub:
         print(push_to_hub(path, hub, private=private, overwrite=overwrite))
 
@@ -90,17 +82,6 @@ def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any
     }
     protocol = None if sweep.protocol == "1x1" else f"{sweep.protocol} (clips x crops)"
     return {"metrics": metrics, "protocol": protocol, "origin": "measured"}
-
-
-def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
-    """The early exit that is kept with a checkpoint; ValueError if it belongs to other weights."""
-    from ffn.evaluation.early_exit import EarlyExit
-    from ffn.zoo import early_exit_beside, state_sha256
-
-    path = early_exit_beside(checkpoint)
-    if path is not None:
-        EarlyExit.load(path).check_network(state_sha256(model.state_dict()), checkpoint)
-    return path
 
 
 def _sweep_of(checkpoint: str, model: nn.Module, results: Path) -> Sweep:

@@ -118,17 +118,14 @@ def test_published_weights_are_published_again(checkpoint: Path, tmp_path: Path)
 def test_what_is_refused_before_files_are_written(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of weights that are replaced on request, the early exit goes too."""
     given = [str(checkpoint), NAME, "--output", str(tmp_path)]
     for wrong, named in ((["--hub", "me/net@v1"], "user/name"), (["--private"], "--hub")):
         assert main([*given, *wrong]) == 2
         assert named in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [checkpoint]
-    files = [tmp_path / f"{NAME}{end}" for end in (".safetensors", ".early_exit.json")]
-    for path in files:
-        path.write_bytes(b"mine")
-        assert main(given) == 2
-        assert path.read_bytes() == b"mine"
+    path = tmp_path / f"{NAME}.safetensors"
+    path.write_bytes(b"mine")
+    assert main(given) == 2
+    assert path.read_bytes() == b"mine"
     assert main([*given, "--overwrite"]) == 0
-    assert files[0].read_bytes() != b"mine"
-    assert not files[1].exists()
+    assert path.read_bytes() != b"mine"
