@@ -135,6 +135,9 @@ def test_weights_are_fetched_and_compared(zoo, server):
         fetch_weights(SHIPPED)
     with pytest.raises(ValueError, match=r"did you mean tsm_tiny\.web"):
         fetch_weights("tsm_tiny.we")
+    (zoo / "tsm_tiny.copy.yaml").write_bytes((zoo / "tsm_tiny.web.yaml").read_bytes())
+    with pytest.raises(WeightsError, match=r'has the name "tsm_tiny\.web"'):
+        fetch_weights("tsm_tiny.copy")
     os.remove(paths[2])
     server.answers = [404] * 9
     with pytest.raises(WeightsError, match=r"404.*https://example\.org/page.*convert_checkpoint"):

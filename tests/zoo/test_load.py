@@ -224,30 +224,6 @@ def test_paths_that_lead_nowhere(tmp_path, plain, monkeypatch):
 # The zoo.
 
 
-@pytest.fixture
-def zoo(tmp_path, network, meta, monkeypatch):
-    """A zoo of one weight."""
-    folder = tmp_path / "zoo"
-    save_weights(network, folder / "tsm_tiny.motion_f2_4.safetensors", meta)
-    monkeypatch.setattr(records, "zoo_folder", lambda: folder)
-    monkeypatch.setattr("ffn.zoo.fetch.zoo_folder", lambda: folder)
-    return folder
-
-
-def test_names_of_the_zoo(zoo, network):
-    name = "tsm_tiny.motion_f2_4"
-    assert ffn.list_weights("*motion*") == [name]
-    assert ffn.list_weights("*sthv1*") == []
-    assert equal(ffn.load(name), network)
-    with pytest.raises(ValueError, match=r"no weights .*did you mean tsm_tiny\.motion_f2_4\?"):
-        load("tsm_tiny.motion_f2_8")
-
-    text = (zoo / f"{name}.yaml").read_text()
-    (zoo / f"{name}.yaml").write_text(text.replace(f"name: {name}", "name: other"))
-    with pytest.raises(WeightsError, match='has the name "other"'):
-        load(name)
-
-
 def test_the_records_of_the_zoo():
     found = [records.find_record(name) for name in ffn.list_weights()]
     assert sum(not record.file for record in found) >= 14
