@@ -55,11 +55,6 @@ def model_summary(name: str) -> str:
     return (inspect.getdoc(_models[name]) or "").partition("\n")[0]
 
 
-def families() -> list[str]:
-    """Names of the families, e.g. "tsm" in ``tsm.mobilenetv3_large_100``."""
-    return sorted(_families)
-
-
 def is_registered(name: str) -> bool:
     """Whether :func:`build` accepts the model, or the family of a ``family.<timm name>``."""
     family, _, timm_name = name.partition(".")
@@ -72,7 +67,7 @@ def build(
     """Build a model by its registered name, or by ``family.<timm name>``.
 
     Args:
-        name: see :func:`model_names` and :func:`families`.
+        name: see :func:`model_names`; families are tsm and tea.
         num_classes: K, at least 1.
         pretrained: start from image weights; the classifier starts with new weights.
         kwargs: further arguments of the model's factory.
@@ -109,5 +104,5 @@ def _find(name: str) -> Callable[..., nn.Module]:
     except KeyError as error:
         raise ValueError(
             f"{error.args[0]}. timm CNNs of the blocks in ffn.backbones.tsm are "
-            f"{', '.join(f'{f}.<timm name>' for f in families())}."
+            f"{', '.join(f'{f}.<timm name>' for f in _families)}."
         ) from None

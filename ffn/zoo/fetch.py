@@ -107,12 +107,10 @@ def fetch_record(record: WeightRecord) -> Path:
     except WeightsError as error:
         if record.source_format is None or not record.page:
             raise
-        raise WeightsError(f"{error}. You may also {by_hand(record)}") from error
-
-
-def by_hand(record: WeightRecord) -> str:
-    """What to do if the file of a published record cannot be downloaded or read."""
-    return f"download it from {record.page} and convert it with ffn convert_checkpoint"
+        raise WeightsError(
+            f"{error}. You may also download it from {record.page} and convert it with ffn "
+            "convert_checkpoint"
+        ) from error
 
 
 def check_hash(path: Path, record: WeightRecord) -> None:

@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from ffn.zoo.download import forget
-from ffn.zoo.fetch import by_hand, check_hash, fetch_record, fetch_repository, is_repository
+from ffn.zoo.fetch import check_hash, fetch_record, fetch_repository, is_repository
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, read_record
 from ffn.zoo.remap import from_foreign, read_foreign
 from ffn.zoo.torch_files import CHECKPOINT_FORMAT, load_tensors
@@ -85,10 +85,10 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     path = fetch_record(record)
     try:
         state = read_foreign(path)
-    except WeightsError as error:
+    except WeightsError:
         if record.sha256 is None:
             forget(path)
-        raise WeightsError(f"{error}. Try again, or {by_hand(record)}") from None
+        raise
     return from_foreign(
         state,
         source=record.source_format,
