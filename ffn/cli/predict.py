@@ -213,14 +213,9 @@ def _prediction(
 ) -> Callable[[str, Path | None], None]:
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows
-    from ffn.serve.clips import Windows
 
     reader = None if choice.exits_early else predictor.reader(**choice.options)
     options = {"pattern": predictor.pattern, "fps": window.fps}
-    if picture.label is not None:
-        from ffn.serve.heat_maps import find_class
-
-        find_class(picture.label, predictor.classes)
 
     def whole(path: str, target: Path | None) -> None:
         if reader is None:
@@ -239,8 +234,8 @@ def _prediction(
         report.add(prediction)
 
     def in_windows(path: str, target: Path | None) -> None:
-        windows = Windows(window.window, window.step, window.fps)
-        found = list(predictor.predict_all(reader.read_windows(path, windows)))
+        given = {"step": window.step, "fps": window.fps, **choice.options}
+        found = list(predictor.windows(path, window.window, **given))
         segments = merge_windows(found)
         if target is not None:
             from ffn.serve.pictures import save_video
