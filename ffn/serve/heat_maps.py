@@ -79,7 +79,7 @@ def compute_heat_map(
     The network does not change: a copy of the sub-network runs, in fp32, before it is fused.
     """
     device = next(network.parameters()).device
-    index = None if label is None else find_class(label, classes)
+    index = None if label is None else _find_class(label, classes)
     # Inference tensors, made under torch.inference_mode, have no gradients.
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
@@ -90,12 +90,8 @@ def compute_heat_map(
     return HeatMap(values, classes[index], layer or LAST, clip)
 
 
-def find_class(label: str, classes: Sequence[str]) -> int:
-    """The index of a class name.
-
-    Raises:
-        ValueError: no class has this name.
-    """
+def _find_class(label: str, classes: Sequence[str]) -> int:
+    """The index of a class name; ValueError names similar ones."""
     if label in classes:
         return list(classes).index(label)
     similar = difflib.get_close_matches(label, classes, n=3) or classes[:3]
