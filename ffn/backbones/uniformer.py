@@ -24,6 +24,8 @@ from ffn.backbones.registry import register
 from ffn.clips import is_exporting
 from ffn.layers import AlterationSite, PooledClassifier, check_clip
 
+_pointwise = partial(nn.Conv3d, kernel_size=1)
+
 
 class Embedding(nn.Module):
     """A strided convolution and a LayerNorm over channels.
@@ -252,10 +254,6 @@ class UniFormer(PooledClassifier):
                 f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
                 f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
             )
-
-
-def _pointwise(channels: int, out: int) -> nn.Conv3d:
-    return nn.Conv3d(channels, out, 1)
 
 
 def _init(model: UniFormer) -> None:

@@ -47,11 +47,6 @@ def convert_checkpoint(
         classes: File of class names, one per line.
     """
     refuse_existing([target], overwrite)
-    if source.suffix == ".safetensors":
-        raise ValueError(
-            f"{source} is a .safetensors file; expected a torch file or a Caffe2 .pkl. Save its "
-            "tensors with torch.save(safetensors.torch.load_file(IN), 'in.pth')"
-        )
     import_extensions(imports or [])
 
     from ffn.data import Preprocessing, read_classes

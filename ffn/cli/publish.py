@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
 from ffn.cli.arguments import Imports, Overwrite, Weights
-from ffn.files import make_writable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def publish(
     meta |= _measured(checkpoint, model, results) if results else {}
     if meta.get("metrics"):
         meta.setdefault("origin", "measured")
-    make_writable(output)
     written = save_weights(model, path, meta, overwrite=overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     if hub:

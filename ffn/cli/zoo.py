@@ -17,8 +17,6 @@ from ffn.cli.zoo_page import CLASSES, FRAMES, SIDE, models_table, page, weights_
 from ffn.files import explain
 from ffn.registry import import_extensions
 
-EXIT_PROBLEM = 1  # some weights could not be fetched
-
 Pattern = Annotated[str, Parameter(name="PATTERN")]
 
 
@@ -84,7 +82,7 @@ def fetch(*names: Annotated[str, Parameter(name="NAME", required=True)]) -> int:
         print(f"{name}: {path}, {size:,} bytes, sha256 {digits}", flush=True)
     if failed:
         print(f"ffn zoo: not fetched: {', '.join(failed)}", file=sys.stderr)
-    return EXIT_PROBLEM if failed else 0
+    return 1 if failed else 0
 
 
 def table() -> None:

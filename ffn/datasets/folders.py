@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import PurePosixPath
 
 from ffn.datasets.disk import SPLIT_FOLDERS, Inventory
@@ -16,14 +15,14 @@ def folder(videos: Inventory, lists: Inventory) -> Listing:
     A frame folder beside a video file of the same name is left out.
 
     Raises:
-        PreparationError: if there is no such video, or two folders of one split.
+        PreparationError: if there is no such video.
     """
     if lists.root != videos.root:
         raise PreparationError("the data set folder has no lists; leave --annotations out")
     # A folder beside a video of its name holds the frames of that video.
     beside = {str(PurePosixPath(path).with_suffix("")) for path in videos.videos}
     paths = [*videos.videos, *(path for path in videos.folders if path not in beside)]
-    splits = _split_folders(videos, paths)
+    splits = _split_folders(paths)
     listing = Listing([], [split for split in SPLIT_FOLDERS if split in splits.values()])
     depth = 3 if splits else 2
     for path in paths:
@@ -37,22 +36,11 @@ def folder(videos: Inventory, lists: Inventory) -> Listing:
             "val or test; a video is a file or a folder of frames"
         )
     listing.classes = sorted({entry.label for entry in listing.entries})
-    if splits and "val" not in listing.splits:
-        listing.notes.append(
-            f"there is no folder for validation, so no val.csv; splits: {', '.join(listing.splits)}"
-        )
     return listing
 
 
-def _split_folders(videos: Inventory, paths: list[str]) -> dict[str, str]:
+def _split_folders(paths: list[str]) -> dict[str, str]:
     """The split of each folder at the top that is named as one."""
     tops = {PurePosixPath(path).parts[0] for path in paths if "/" in path}
     aliases = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
-    splits = {top: aliases[top.lower()] for top in tops if top.lower() in aliases}
-    doubled = [split for split, n in Counter(splits.values()).items() if n > 1]
-    if doubled:
-        raise PreparationError(
-            f"{videos.root} holds several folders for {doubled[0]}: "
-            f"{', '.join(sorted(top for top in splits if splits[top] == doubled[0]))}"
-        )
-    return splits
+    return {top: aliases[top.lower()] for top in tops if top.lower() in aliases}

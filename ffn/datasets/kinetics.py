@@ -50,9 +50,6 @@ def kinetics(videos: Inventory, lists: Inventory, *, count: int) -> Listing:
             entry.shared = ids[_video_id(entry)] > 1
             _find(listing, videos, entry)
         listing.add_list(split, entries[split], path)
-    replaced = sum(_is_replacement(entry.path or "") for entry in listing.entries)
-    if replaced:
-        listing.notes.append(f"{replaced} videos are taken from a replacement folder")
     return listing
 
 

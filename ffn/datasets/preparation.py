@@ -84,8 +84,6 @@ def prepare(
     """
     check_pattern(pattern)
     root = Path(root).absolute()
-    if not root.is_dir():
-        raise PreparationError(f"{root} is not a folder; name the folder of the data set")
     output = root / "index" if output is None else Path(output).absolute()
     disk = _search(root, output, [] if copies is None else [copies.folder])
     lists = disk if annotations is None else scan(Path(annotations).absolute())

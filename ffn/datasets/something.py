@@ -76,8 +76,6 @@ def _listing(
             entries.append(Entry(split, name, label, where))
             _find(listing, videos, entries[-1])
         listing.add_list(split, entries, found[role])
-    if "validation" not in found:
-        listing.notes.append("there is no validation list, so no val.csv")
     return listing
 
 

@@ -25,8 +25,6 @@ import numpy as np
 from ffn.datasets.motions import CLASSES, draw
 from ffn.files import explain, write_csv, write_text
 
-__all__ = ["CLASSES", "draw", "generate"]
-
 FORMAT = 2  # increase it when the same parameters give other videos
 FRAME_RATE = 20
 SPLITS = ("train", "val")

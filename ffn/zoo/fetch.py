@@ -46,8 +46,9 @@ def is_repository(name: str) -> bool:
     """
     found = bool(_REPOSITORY.fullmatch(name))
     if name.startswith("hf://") and not found:
-        wrong = f"the name of a repository is {name!r}"
-        raise ValueError(f"{wrong}; expected hf://user/name or hf://user/name@revision")
+        raise ValueError(
+            f"{name} is no repository; expected hf://user/name or hf://user/name@revision"
+        )
     return found
 
 

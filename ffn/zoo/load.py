@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -92,7 +92,8 @@ def load_start_weights(
     is_flexible = isinstance(model, FrameFlexible)
     if is_flexible and record.trained_frames is None:
         own = _plain_state(model, model.trained_frames[-1])
-        note = f"every frame count ({_listed(model.trained_frames)}) starts from the plain network"
+        counts = ", ".join(map(str, model.trained_frames))
+        note = f"every frame count ({counts}) starts from the plain network"
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
     elif not is_flexible and record.trained_frames is not None:
@@ -164,9 +165,5 @@ def _of_nearest_counts(
     for ours, their in copies.items():
         entries = {k: v for k, v in state.items() if k.startswith(their)}
         new |= {ours + key[len(their) :]: value for key, value in entries.items()}
-    shown = _listed(f"{n} from {one}" for n, one in source.items())
+    shown = ", ".join(f"{n} from {one}" for n, one in source.items())
     return new, f"private modules and alterations of frame counts: {shown} (the nearest trained)"
-
-
-def _listed(items: Iterable[object]) -> str:
-    return ", ".join(map(str, items))

@@ -47,13 +47,8 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
 
 def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     content = load_tensors(path)
-    if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
-        raise WeightsError(f"{path} is not a training checkpoint of ffn. {_CONVERT}")
-    if content["format"] != CHECKPOINT_FORMAT:
-        raise WeightsError(
-            f"{path} has checkpoint format {content['format']}; this version of ffn reads format "
-            f"{CHECKPOINT_FORMAT}"
-        )
+    if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
+        raise WeightsError(f"{path} is not a checkpoint of this version of ffn. {_CONVERT}")
     try:
         record = WeightRecord.from_checkpoint(content["meta"], path.stem)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

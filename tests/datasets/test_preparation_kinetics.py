@@ -99,7 +99,6 @@ def test_700_takes_parts_of_one_video_and_a_replacement(layouts: Layouts) -> Non
     summary = prepare("k700", layouts.root)
 
     assert kinds(summary) == set()
-    assert any("1 videos are taken from a replacement" in note for note in summary.notes)
     records, _ = read_annotations(
         layouts.root / "index/train.csv", root=layouts.root, classes=summary.classes
     )

@@ -181,10 +181,10 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
         with pytest.raises(WeightsError, match="not a torch file"):
             load(path)
     torch.save({"state_dict": {}}, path)
-    with pytest.raises(WeightsError, match=r"not a training checkpoint.*convert_checkpoint"):
+    with pytest.raises(WeightsError, match=r"not a checkpoint of this.*convert_checkpoint"):
         load(path)
     for changes, message in (
-        ({"format": 3}, "format 3"),
+        ({"format": 3}, "not a checkpoint of this version"),
         ({"meta": {"model": "tsm_tiny"}}, "is not valid: num_classes"),
     ):
         checkpoint(path, network, meta, **changes)
