@@ -59,5 +59,6 @@ for epoch in range(EPOCHS):
         schedule.step()
     print(f"epoch {epoch + 1}: loss {loss.item():.4f}")
 
-for frames, measures in evaluate(model, tests).items():
+measured, _ = evaluate(model, tests)
+for frames, measures in measured.items():
     print(f"{frames} frames: top-1 {measures['top1']:.2f} %")

@@ -190,8 +190,11 @@ def evaluate(run: Run) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     step = run.train_step
     try:
         with torch.compiler.set_stance("force_eager"):  # else a graph for each length and mode
-            return evaluation.measure(
-                step.network, run.val_loader, step.precision, run.train_loader.batch_size
+            return evaluation.evaluate(
+                step.network,
+                run.val_loader,
+                precision=step.precision,
+                batch_size=run.train_loader.batch_size,
             )
     except FloatingPointError as error:
         raise FloatingPointError(f"{error}. {step.advice}") from error

@@ -23,7 +23,7 @@ from ffn.evaluation.report import (
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.evaluation.summary import summary
-from ffn.evaluation.sweep import evaluate, measure, sweep
+from ffn.evaluation.sweep import evaluate, sweep
 
 __all__ = [
     "EarlyExit",
@@ -42,7 +42,6 @@ __all__ = [
     "label_ranks",
     "load_predictions",
     "load_table",
-    "measure",
     "measure_latency",
     "multi_label_accuracy",
     "print_table",

@@ -32,7 +32,7 @@ def evaluate(
     precision: str = "fp32",
     batch_size: int | None = None,
     progress: bool = False,
-) -> dict[int, dict[str, float]]:
+) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     """Compute the accuracy at every frame count of a loader.
 
     Every process calls this function with its own shard and receives the metrics of all videos.
@@ -51,7 +51,8 @@ def evaluate(
 
     Returns:
         Per frame count ``top1``, ``top5``, ``mean_class`` in percent (with several labels per video
-        ``map`` and ``f1``), and ``failed``, the number of videos that cannot be decoded.
+        ``map`` and ``f1``), and ``failed``, the number of videos that cannot be decoded; and the
+        reason for each of these videos.
 
     Raises:
         FloatingPointError: a logit is NaN or infinite.
@@ -59,18 +60,6 @@ def evaluate(
         RuntimeError: the loader does not cover all videos of the data set.
         ValueError: the data set is empty, or a label is not a class of the model.
     """
-    return measure(model, loader, precision, batch_size, progress=progress)[0]
-
-
-def measure(
-    model: nn.Module,
-    loader: DataLoader,
-    precision: str,
-    batch_size: int | None,
-    *,
-    progress: bool = False,
-) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
-    """As :func:`evaluate`; also returns the reason of each video that cannot be decoded."""
     run = InferenceRunner(model, runtime="unfused", precision=precision)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     metrics = {

@@ -85,12 +85,12 @@ def compute_in_float64(own: int) -> None:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
-    def nothing(_: Any, loader: Any, *more: Any) -> tuple[dict[int, Any], Sequence[str]]:
+    def nothing(_: Any, loader: Any, **more: Any) -> tuple[dict[int, Any], Sequence[str]]:
         return {view: {"top1": 0.0, "failed": 0} for view in loader.dataset.views}, ()
 
     build_network.build_task = lambda *given: build_task(*given).double()
     train_step.to_device = doubled
-    evaluation.measure = nothing  # computes in float32
+    evaluation.evaluate = nothing  # computes in float32
 
 
 PROBE = ("train.freeze=[head_only]", "train.class_weights=balanced")

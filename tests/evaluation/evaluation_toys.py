@@ -136,7 +136,7 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
         results[f"kept_{videos}"] = kept and {t: x.tolist() for t, x in kept.logits.items()}
         both = [result, sweep(plain(), loader(toys, rank, world_size), **options)]
         results[f"ensemble_{videos}"] = kept and comparable(ensemble(both))
-        results[f"evaluate_{videos}"] = evaluate(flexible(), loader(toys, rank, world_size))
+        results[f"evaluate_{videos}"], _ = evaluate(flexible(), loader(toys, rank, world_size))
         several = MultiLabelVideos(videos, failed=(1,))
         part = loader(several, rank, world_size)
         results[f"several_{videos}"] = comparable(sweep(flexible(), part, latency=False))
@@ -147,7 +147,7 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
         results["error"] = str(error)
     padded = torch.utils.data.DistributedSampler(ToyVideos(7), world_size, rank, shuffle=False)
     twice = DataLoader(ToyVideos(7), 2, sampler=padded, collate_fn=collate_eval)
-    results["padded"] = evaluate(flexible(), twice)
+    results["padded"], _ = evaluate(flexible(), twice)
     Path(folder, f"{world_size}_{rank}.json").write_text(json.dumps(results))
     cleanup()
 

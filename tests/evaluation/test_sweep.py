@@ -115,9 +115,10 @@ def test_several_views_are_averaged_video_by_video(batch_size: int | None) -> No
 
 
 def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
-    got = evaluate(flexible(), loader(ToyVideos(33, failed=(4, 20))))
+    got, failed = evaluate(flexible(), loader(ToyVideos(33, failed=(4, 20))))
 
     assert got == {row.frames: row.metrics | {"failed": 2} for row in swept.rows}
+    assert failed == swept.failed
 
 
 def test_ranges_select_the_sub_network_and_are_all_trained() -> None:
@@ -219,7 +220,7 @@ def test_several_processes_equal_one(tmp_path: Path) -> None:
     for videos in (7, 2):
         toys = ToyVideos(videos, failed=(1,))
         alone = sweep(flexible(), loader(toys), latency=False, keep_logits=True)
-        metrics = evaluate(flexible(), loader(toys))
+        metrics, _ = evaluate(flexible(), loader(toys))
         both = [alone, sweep(plain(), loader(toys), latency=False, keep_logits=True)]
         several = loader(MultiLabelVideos(videos, failed=(1,)))
         several = comparable(sweep(flexible(), several, latency=False))
@@ -232,7 +233,7 @@ def test_several_processes_equal_one(tmp_path: Path) -> None:
         for frames, logits in ranks[0][f"kept_{videos}"].items():
             expected = alone.predictions.logits[int(frames)]
             torch.testing.assert_close(torch.tensor(logits), expected, equal_nan=True)
-    padded = evaluate(flexible(), loader(ToyVideos(7)))
+    padded, _ = evaluate(flexible(), loader(ToyVideos(7)))
     for got in ranks:
         assert "at 4 frames, first for video 5 (video_5.mp4)" in got["error"]
         assert got["padded"] == {str(t): m for t, m in padded.items()}
