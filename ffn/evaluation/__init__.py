@@ -5,11 +5,11 @@ accuracy, multiply-accumulates, parameters and latency. The number of processes 
 accuracies.
 """
 
+from ffn.evaluation.collect import evaluating
 from ffn.evaluation.confusion import confusion_matrix, save_details
 from ffn.evaluation.cost import count_macs, count_parameters, measure_latency
 from ffn.evaluation.early_exit import EarlyExit, fit_early_exit
 from ffn.evaluation.ensemble import ensemble
-from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
 from ffn.evaluation.multi_label import average_precision, multi_label_accuracy
 from ffn.evaluation.plots import save_figure

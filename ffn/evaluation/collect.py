@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +14,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ffn.core import FrameFlexible
 from ffn.data import Normalize, VideoError
-from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import not_finite, video_results
 from ffn.labels import LabelKind, SingleLabel, label_kind
 
@@ -135,6 +135,21 @@ def _run(
             if any(not_finite(column).any() for column in _results(columns).values()):
                 break  # all processes raise together after gathering; otherwise the others hang
     return shard
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode; on exit, restore the mode and active count of every module."""
+    training = [(module, module.training) for module in model.modules()]
+    active = [(m, m.active) for m in model.modules() if isinstance(m, FrameFlexible)]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training:  # one by one: a frozen norm may be in eval while training
+            module.training = mode
+        for module, count in active:
+            module.activate(module.select(count))  # `interpolate` may have changed
 
 
 def video_logits(

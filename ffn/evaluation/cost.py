@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
-from ffn.evaluation.eval_mode import evaluating
+from ffn.evaluation.collect import evaluating
 
 _FAST_PATH = threading.Lock()  # torch has one setting for all threads
 

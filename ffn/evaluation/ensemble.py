@@ -70,25 +70,18 @@ def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
         )
     first = sweeps[0]
     for sweep in sweeps[1:]:
-        one, other = _tested(first), _tested(sweep)
-        differs = [what for what in one if one[what] != other[what]]
-        if differs:
+        if _tested(sweep) != _tested(first):
             raise ValueError(
-                f"{first.name} and {sweep.name} were tested with different {differs[0]}; an "
-                "ensemble needs the same"
+                f"{first.name} and {sweep.name} were tested on different videos, labels, frame "
+                "counts, classes or protocols; an ensemble needs the same"
             )
 
 
-def _tested(sweep: Sweep) -> dict[str, Any]:
+def _tested(sweep: Sweep) -> tuple[Any, ...]:
     """What is equal for all networks of an ensemble."""
     kept = sweep.predictions
-    return {
-        "protocols": sweep.protocol,
-        "frame counts": [*kept.logits],
-        "videos": kept.paths,
-        "labels": kept.label.tolist(),
-        "numbers of classes": {logits.shape[1] for logits in kept.logits.values()},
-    }
+    classes = {frames: logits.shape[1] for frames, logits in kept.logits.items()}
+    return sweep.protocol, kept.paths, kept.label.tolist(), classes
 
 
 def _reasons(sweeps: Sequence[Sweep]) -> tuple[str, ...]:

@@ -87,5 +87,5 @@ def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
 
 
 def test_networks_that_were_tested_on_other_videos_are_refused(networks: list[Sweep]) -> None:
-    with pytest.raises(ValueError, match="tested with different"):
+    with pytest.raises(ValueError, match="tested on different"):
         ensemble([networks[0], swept(ToyVideos(9, protocol=Protocol(2, 3)), 1)])
