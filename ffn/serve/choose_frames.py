@@ -89,6 +89,8 @@ class ByDuration:
 class Budget:
     """Finds the largest count within a budget, for single clips of one network.
 
+    ValueError says that the smallest count takes more.
+
     Args:
         model: in eval mode.
         runner: runs the model.
@@ -116,20 +118,13 @@ class Budget:
         self._latencies: dict[int, float] | None = None
 
     def within_gmacs(self, limit: float) -> Always:
-        """The largest count of at most ``limit`` giga multiply-accumulates.
-
-        Raises:
-            ValueError: if the smallest count takes more.
-        """
+        """The largest count of at most ``limit`` giga multiply-accumulates."""
         return self._within(limit, "gmacs", "GMACs", self.gmacs)
 
     def within_ms(self, limit: float) -> Always:
         """The largest count whose forward pass takes at most ``limit`` milliseconds.
 
         Times between the measured counts are interpolated.
-
-        Raises:
-            ValueError: if the smallest count takes more.
         """
         known, times = zip(*sorted(self.latencies().items()), strict=True)
         times = np.maximum.accumulate(times)  # against noise

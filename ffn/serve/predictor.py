@@ -113,11 +113,7 @@ class Predictor:
 
     def gmacs(self, frames: int) -> float:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
-        return self._costs.gmacs(frames)
-
-    def latencies(self) -> dict[int, float]:
-        """Milliseconds of a forward pass of one clip at the trained counts, for budgets of time."""
-        return self._budget.latencies()
+        return self._budget.gmacs(frames)
 
     @property
     def trained_frames(self) -> list[int]:
@@ -274,25 +270,20 @@ class Predictor:
             ValueError, TypeError: as a call.
         """
         check_choice(frames, budget_ms, budget_gmacs)
-        if budget_ms is not None:
-            choose = self._budget.within_ms(budget_ms)
-        elif budget_gmacs is not None:
-            choose = self._budget.within_gmacs(budget_gmacs)
-        elif frames is None:
+        if frames is None:
             choose = Always(self.default_frames, "the largest trained count")
         elif isinstance(frames, str):
             choose = ByDuration(tuple(self.counts))
         else:
             choose = Always(int(frames), "")
+        if budget_ms is not None:
+            choose = self._budget.within_ms(budget_ms)
+        elif budget_gmacs is not None:
+            choose = self._budget.within_gmacs(budget_gmacs)
         return ClipReader(self.preprocessing, self.pattern, choose)
 
-    @property
-    def _budget(self) -> Budget:
-        _ = self.trained_frames  # raises ValueError if there are no counts to choose from
-        return self._costs
-
     @cached_property
-    def _costs(self) -> Budget:
+    def _budget(self) -> Budget:
         counts = self.counts if self._trained else []
         size = self.preprocessing.crop
         return Budget(self.model, self._runner, size, counts, self._trained, cache=home())

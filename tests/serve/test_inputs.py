@@ -144,7 +144,6 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
         predictor(mp4, budget_ms=5)
     assert calls == [2, 4, 8, 12]
 
-    assert predictor.latencies() == {2: 20.0, 4: 40.0, 8: 80.0, 12: 120.0}
     assert Predictor(weights, precision="fp32")(mp4, budget_ms=50).frames == 5
     assert calls == [2, 4, 8, 12]  # from the file
     Predictor(weights, precision="bf16")(mp4, budget_ms=50)
