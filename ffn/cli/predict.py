@@ -134,7 +134,8 @@ def predict(
         import_extensions(imports or [])
         from ffn.engine.failures import processes
 
-        with processes("ffn predict", device=find_device(network.device)) as world:
+        chosen, remedy = find_device(network.device), "lower --batch-size"
+        with processes("ffn predict", device=chosen, remedy=remedy) as world:
             predict_list(Path(files[0]), weights, choice.options, batch, network, top, world)
         return 0
     paths = [path for given in files for path in _videos(given)]

@@ -206,7 +206,8 @@ def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationR
             _refuse(where, line, "has another number of columns than the first line")
     for row in rows[:1]:
         is_name = row.label.lower() in (*COLUMNS["label"], *COLUMNS["labels"])
-        if is_name and not is_video(row.path):
+        others_are_files = len(rows) > 1 and all(is_video(other.path) for other in rows[1:])
+        if (is_name or others_are_files) and not is_video(row.path):
             _refuse(row.where, lines[0][1], "looks like a header")
     return rows
 

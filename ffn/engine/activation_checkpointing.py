@@ -9,8 +9,7 @@ once. Not supported: selecting blocks, and offloading their inputs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -88,20 +87,26 @@ def _checkpointed(block: type[nn.Module]) -> type[nn.Module]:
         if not (self.training and torch.is_grad_enabled()):
             return run(*args, **kwargs)
         if not torch.compiler.is_compiling():  # a graph updates statistics once
-            kwargs["context_fn"] = lambda: (nullcontext(), _kept_buffers(self))
+            kwargs["context_fn"] = lambda: (nullcontext(), _KeptBuffers(self))
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
     return type(block.__name__, (block,), {"forward": forward})
 
 
-@contextmanager
-def _kept_buffers(block: nn.Module) -> Iterator[None]:
-    """Context in which the norms of a block update copies of their running statistics."""
-    kept = [(module, dict(module._buffers)) for module in block.modules() if module._buffers]
-    for module, own in kept:
-        module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
-    try:
-        yield
-    finally:
-        for module, own in kept:
+class _KeptBuffers:
+    """Context in which the norms of a block update copies of their running statistics.
+
+    It can be entered again: each backward pass through a graph recomputes.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self.modules = [module for module in block.modules() if module._buffers]
+
+    def __enter__(self) -> None:
+        self.kept = [dict(module._buffers) for module in self.modules]
+        for module, own in zip(self.modules, self.kept, strict=True):
+            module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
+
+    def __exit__(self, *_: object) -> None:
+        for module, own in zip(self.modules, self.kept, strict=True):
             module._buffers.update(own)

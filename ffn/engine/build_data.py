@@ -82,10 +82,12 @@ def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
     options = config.data
     if config.train.class_weights == "none":
         return None
+    pairs = options.flip_pairs if options.flip == "swap" else ()
     return class_weights(
         [record.labels for record in splits.train],
         len(splits.classes),
         power=0.5 if config.train.class_weights == "sqrt" else 1.0,
+        swapped=data.swap_pairs(pairs, splits.classes),
         multi_label=options.labels == "multi",
     )
 
@@ -95,6 +97,7 @@ def class_weights(
     num_classes: int,
     *,
     power: float = 1.0,
+    swapped: Sequence[Sequence[int]] = (),
     multi_label: bool = False,
 ) -> Tensor:
     """Weights (K,) in float32, for n training videos of K classes, n_c of class c.
@@ -111,10 +114,14 @@ def class_weights(
         labels: of each training video.
         num_classes: K.
         power: 1, or 0.5 for the square root, which balances less.
+        swapped: pairs of classes that a random flip exchanges in half of the samples: both get
+            their mean n_c.
         multi_label: videos may have several labels.
     """
     flat = torch.tensor([label for own in labels for label in own], dtype=torch.int64)
     counts = torch.bincount(flat, minlength=num_classes).double()
+    for pair in map(list, swapped):
+        counts[pair] = counts[pair].mean()
     if multi_label:
         weights = ((len(labels) - counts) / counts) ** power
         return weights.where((counts > 0) & (counts < len(labels)), 1.0).float()

@@ -73,7 +73,7 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
 
     Raises:
         LostProcessError: the processes did not connect.
-        ValueError: this machine has more processes than devices.
+        ValueError: this machine has more processes than devices, or restarts cannot work.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if device is None:
@@ -90,6 +90,12 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
         torch.cuda.set_device(device)
     store, shares_store = None, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if size > 1 and not dist.is_initialized():
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if shares_store and restarts and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+            raise ValueError(
+                "torchrun has --max-restarts and several nodes, whose processes cannot connect "
+                "again; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or leave out --max-restarts"
+            )
         limit = timedelta(seconds=max(DEFAULT_TIMEOUT, timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:

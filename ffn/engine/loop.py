@@ -93,7 +93,7 @@ def train(run: Run) -> Path:
 
         while not is_finished(run, state):
             if state.validates:
-                with log.status("validating"):
+                with stop.interrupting(stopped_at(state)), log.status("validating"):
                     validate(run, state, log)
                 state.validates = False
                 save(run, state, log)
@@ -111,10 +111,13 @@ def train(run: Run) -> Path:
             if ends_epoch or result.stop or (run.save_steps and state.step % run.save_steps == 0):
                 save(run, state, log)
             if result.stop:
-                raise StoppedError(
-                    f"stopped and saved at step {state.step}; the same command resumes the run"
-                )
+                raise stopped_at(state)
     return run.folder / "best.pt"
+
+
+def stopped_at(state: RunState) -> StoppedError:
+    """The error of a run that a signal stops after it was saved."""
+    return StoppedError(f"stopped and saved at step {state.step}; the same command resumes the run")
 
 
 def start_lines(run: Run, state: RunState) -> list[str]:

@@ -112,12 +112,12 @@ def report_lines(rates: Sequence[float], losses: Sequence[float], scale: float) 
         losses: training loss of each step.
         scale: learning rate of a step over ``optim.lr``; not 1 with ``optim.base_batch_size``.
     """
-    curve = list(zip(rates, smooth(losses), strict=True))
+    curve = list(zip(np.exp(smooth(np.log(rates))) / scale, smooth(losses), strict=True))
     shown = curve[FIRST :: max(1, len(curve) // 20)]
-    lines = ["learning rate  smoothed loss"]
+    lines = ["     optim.lr  smoothed loss"]
     lines += [f"{rate:13.2g}  {loss:13.4g}" for rate, loss in shown]
     if has_diverged(losses):
-        lines.append(f"{rates[-1]:13.2g}       diverged")
+        lines.append(f"{rates[-1] / scale:13.2g}       diverged")
     found = suggest(rates, losses)
     if found is None:
         advice = "no suggestion: the loss did not fall. Give more --steps, other rates or weights"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
@@ -32,6 +34,7 @@ class StopRequest:
     def __init__(self, *, verbose: bool = True) -> None:
         self.verbose, self.requested = verbose, False
         self._since = 0.0
+        self._error: StoppedError | None = None  # to raise at once
 
     def __enter__(self) -> StopRequest:
         self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -40,6 +43,17 @@ class StopRequest:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def interrupting(self, error: StoppedError) -> Iterator[None]:
+        """Raise an error at once on a signal inside or before; for code with nothing to save."""
+        if self.requested:
+            raise error
+        self._error = error
+        try:
+            yield
+        finally:
+            self._error = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # print may hold a lock when the signal is received; os.write has none.
@@ -54,3 +68,5 @@ class StopRequest:
             name = signal.Signals(number).name
             text = f"\n{name}: the run stops after this step and saves; repeat to exit at once\n"
             os.write(2, text.encode())
+        if self._error is not None:
+            raise self._error

@@ -84,6 +84,7 @@ def test_lists_that_can_be_read_wrongly_are_refused(write):
         (3, "a.mp4 0\n\nb.mp4\n"),
         (1, "v1 0 3\nv2 9 3\n"),
         (1, "path label\na run\n"),
+        (1, "clip action\na.mp4 push\nb.mp4 pull\n"),
         (1, "video_id\tlabel\na.mp4\trun\n"),
         (1, "a.mp4,run\nb c.mp4,long jump\n"),
         (1, "v1;run\nv2;long jump\n"),

@@ -150,11 +150,12 @@ def test_clips_are_added_to_a_store(whole, root, records, tmp_path):
     assert len(reader) == 4  # an open reader can still read
     assert len(reader.open_record(records[1]).read([0])) == 1
 
-    more = [*records, Record(records[0].path, 0, start=0.2)]
+    more, reader = [*records, Record(records[0].path, 0, start=0.2)], ClipStore(folder, root=root)
     pack(more, folder, root=root)
     assert len([*folder.glob("index-*")]) == 2
     again = pack(more, folder, root=root)
     assert (again.packed, again.kept, again.manifest.clips) == (0, 11, 11)
+    assert len(reader.open_record(records[1]).read([0])) == 1
 
 
 def test_what_is_there_is_not_changed(whole, root, records, tmp_path):

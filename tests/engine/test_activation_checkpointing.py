@@ -167,6 +167,8 @@ def test_a_backward_in_another_thread() -> None:
     for one in (task, other):
         torch.manual_seed(2)
         losses.append(one(data)["loss"])
+    for loss in losses:  # twice through one graph
+        loss.backward(retain_graph=True)
     losses[0].backward()
 
     thread = threading.Thread(target=losses[1].backward)

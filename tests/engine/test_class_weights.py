@@ -21,6 +21,8 @@ def test_one_label_per_video() -> None:
     roots = np.sqrt([14 / 24, 14 / 12, 14 / 6])
     scaled = roots * 14 / (roots * [8, 4, 2]).sum()
     assert class_weights(LABELS, 3, power=0.5).tolist() == pytest.approx(scaled)
+    swapped = class_weights(LABELS, 3, swapped=[[0, 1]])  # 6 videos of each
+    assert swapped.tolist() == pytest.approx([14 / 18, 14 / 18, 14 / 6])
     assert class_weights([[0]] * 7 + [[2]] * 2, 3).tolist() == pytest.approx([9 / 14, 0, 9 / 4])
 
 

@@ -278,8 +278,9 @@ class _Writer:
         journal.unlink()
         # A reader that opened the previous store.json may still open the previous index.
         used = {one.index for one in (manifest, self._before) if one is not None}
+        is_new = self._before is None or manifest.index != self._before.index
         for index in self.folder.glob("index-*.db"):
-            if index.name not in used:
+            if is_new and index.name not in used:
                 index.unlink()
         return manifest
 

@@ -78,9 +78,13 @@ def _encode_frames(
     from torchvision.io import encode_jpeg  # its import takes two seconds
 
     images: list[bytes] = []
-    step = max(1, CHUNK_BYTES // video.read(selected[:1]).nbytes)
+    one = video.read(selected[:1])
+    step = max(1, CHUNK_BYTES // one.nbytes)
     for first in range(0, len(selected), step):
-        x = video.read(selected[first : first + step]).permute(0, 3, 1, 2)  # (N, C, H, W)
+        x = video.read(selected[first : first + step])
+        if x.shape[1:] != one.shape[1:]:
+            raise VideoError(video.path, f"frames {first} and 0 differ in size")
+        x = x.permute(0, 3, 1, 2)  # (N, C, H, W)
         if min(x.shape[-2:]) > short_side:
             x = resize(x, short_side)
         images += [encode_jpeg(image.contiguous(), quality).numpy().tobytes() for image in x]
