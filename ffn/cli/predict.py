@@ -157,7 +157,7 @@ def predict(
 def _refuse(
     files: Sequence[str], choice: Choice, window: Window, picture: Picture, batch: Batch, form: str
 ) -> None:
-    """Raise ValueError for options that exclude each other."""
+    """Raise ValueError for options that exclude each other, or would do nothing."""
     is_list, in_windows = batch.output is not None, window.window is not None
     saves_video = picture.save is not None and picture.save.lower().endswith(".mp4")
     lists = [one for one in files if one.lower().endswith((".csv", ".txt"))]
@@ -169,7 +169,14 @@ def _refuse(
         f"--output writes a table *.csv; got {batch.output}, --format {form}": is_list
         and not is_csv,
         f"{''.join(lists[:1])} is a list of videos; add --output TABLE.csv": lists and not is_list,
+        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH
+        and not is_list,
+        "--step needs --window": window.step is not None and not in_windows,
+        "--fps needs --window or --save *.mp4": window.fps is not None
+        and not (in_windows or saves_video),
         "--heat-map needs --save": picture.heat_map and picture.save is None,
+        "--label and --layer need --heat-map": (picture.label or picture.layer)
+        and not picture.heat_map,
         "--heat-map needs --save *.png or *.gif, without --window": picture.heat_map
         and (saves_video or in_windows),
         "early exit is for whole videos, without --window": choice.exits_early and in_windows,
