@@ -41,9 +41,6 @@ class Network:
     def reader(self, frames: int) -> None:
         """Accepts every number of frames."""
 
-    def warm_up(self, counts: Sequence[int]) -> None:
-        """There is nothing to build."""
-
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         (clip,) = clips
         count = clip.pixels.shape[1]

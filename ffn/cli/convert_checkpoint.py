@@ -54,8 +54,12 @@ def convert_checkpoint(
     from ffn.zoo.remap import from_foreign, read_foreign
 
     pairs = (text.partition("=") for text in preprocessing or [])
-    settings = {key: yaml.safe_load(value) for key, _, value in pairs}
-    Preprocessing.from_dict(Preprocessing().to_dict() | settings)  # raises before any work
+    try:
+        settings = {key: yaml.safe_load(value) for key, _, value in pairs}
+        Preprocessing.from_dict(Preprocessing().to_dict() | settings)  # raises before any work
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        example = "crop=256 color=bgr mean=[0.45,0.45,0.45]"
+        raise ValueError(f"--preprocessing: {error}; expected e.g. {example}") from None
     names = read_classes(classes) if classes else None
     converted = from_foreign(
         read_foreign(source),

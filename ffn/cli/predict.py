@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -179,6 +179,8 @@ def _refuse(
         and not picture.heat_map,
         "--heat-map needs --save *.png or *.gif, without --window": picture.heat_map
         and (saves_video or in_windows),
+        "early exit chooses the frames: --frames early_exit, without budgets": choice.exits_early
+        and replace(choice, early_exit=None) not in (Choice(), Choice("early_exit")),
         "early exit is for whole videos, without --window": choice.exits_early and in_windows,
     }
     for reason, applies in wrong.items():

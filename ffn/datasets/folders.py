@@ -43,4 +43,8 @@ def _split_folders(paths: list[str]) -> dict[str, str]:
     """The split of each folder at the top that is named as one."""
     tops = {PurePosixPath(path).parts[0] for path in paths if "/" in path}
     aliases = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
-    return {top: aliases[top.lower()] for top in tops if top.lower() in aliases}
+    splits = {top: aliases[top.lower()] for top in tops if top.lower() in aliases}
+    for split in splits.values():
+        if len(doubled := sorted(top for top in splits if splits[top] == split)) > 1:
+            raise PreparationError(f"several folders are for {split}: {', '.join(doubled)}")
+    return splits

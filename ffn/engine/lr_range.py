@@ -50,6 +50,8 @@ def range_test(
         losses.append(sum(every) / len(every))
         if result.warning is not None or has_diverged(losses):
             break
+    if not done:
+        raise ValueError("no training video could be read; ffn check_data lists the causes")
     return done, losses
 
 

@@ -150,8 +150,8 @@ def fit_early_exit(
         good = [one for one in found if one.accuracy >= alone.accuracy]
         return min(good, key=lambda one: (one.gmacs, -one.accuracy))
     if budget < gmacs[counts[0]]:
-        raise ValueError(f"the budget is {budget:g} GMACs; give {gmacs[counts[0]]:.4g} or more")
-    affordable = [one for one in found if one.gmacs <= budget]
+        raise ValueError(f"the budget is {budget:g} GMACs; give {gmacs[counts[0]]} or more")
+    affordable = [one for one in found if one.gmacs <= budget * (1 + 1e-9)]
     return max(affordable, key=lambda one: (one.accuracy, -one.gmacs))
 
 

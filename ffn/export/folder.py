@@ -77,7 +77,7 @@ def _answered(model: FrameFlexible, stated: Mapping[str, Any]) -> dict[str, int 
         return {"first": count, "last": count}
     nearest_of = [nearest(frames, model.ranges) for frames in range(1, largest + 1)]
     answered = [n for n, trained in enumerate(nearest_of, 1) if trained == count]
-    first = max(answered[0], stated["least_frames"])
+    first = max(answered[0], stated.get("least_frames", 1))
     return {"first": first, "last": answered[-1] if count < largest else None}
 
 

@@ -68,19 +68,30 @@ def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) ->
     forward.__code__ = forward.__code__.replace()  # torch keeps eight graphs for a code object
     mode = None if on_cpu else "reduce-overhead"
     run = _in_precision(torch.compile(forward, dynamic=False, mode=mode), precision)
-    return functools.partial(_with_constants if on_cpu else _in_graph_thread, run)
+    if on_cpu:
+        return functools.partial(_with_constants, run, set())
+    return functools.partial(_in_graph_thread, run)
 
 
-def _with_constants(run: Run, clip: Tensor) -> Tensor:
-    """Run with weights as constants of the graph, so that oneDNN packs them once.
+def _with_constants(run: Run, shapes: set[torch.Size], clip: Tensor) -> Tensor:
+    """Compile with weights as constants of the graph, so that oneDNN packs them once.
 
     The setting belongs to the process. As an option of one ``torch.compile``, it has no effect
     (torch 2.15): the graph is traced without it, with the weights as inputs.
+
+    Args:
+        run: compiles the network for each new shape of a clip.
+        shapes: those of the compiled graphs.
+        clip: (B, C, T, H, W).
     """
+    if clip.shape in shapes:
+        return run(clip)
     from torch._inductor import config  # takes a second
 
     with _SETTING, config.patch(freezing=True):
-        return run(clip)
+        logits = run(clip)
+    shapes.add(clip.shape)
+    return logits
 
 
 def run_onnxruntime(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:

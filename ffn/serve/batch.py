@@ -295,7 +295,7 @@ class _Parts:
     def add(self, chunk: int, rows: list[list[Any]]) -> None:
         """Write the rows of a chunk."""
         with atomic_write(self._path(chunk), "w", sync=True) as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+            csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
 
     def write_table(self, output: Path, labels: int, chunks: int) -> int:
         """Write the table of so many chunks and remove the folder; returns the number of errors."""

@@ -141,7 +141,9 @@ class Budget:
         """Giga multiply-accumulates of a clip of ``count`` frames."""
         with self._lock:  # two counts at once in one network would be added
             if count not in self._macs:
-                model = copy.deepcopy(self._model).to("meta")
+                tensors = [*self._model.parameters(), *self._model.buffers()]
+                empty = {id(t): torch.empty_like(t, device="meta") for t in tensors}
+                model = copy.deepcopy(self._model, empty)
                 clip = torch.zeros(1, 3, count, self._size, self._size, device="meta")
                 self._macs[count] = count_macs(model, clip) / 1e9
             return self._macs[count]

@@ -121,6 +121,8 @@ def grad_cam(
     features, logits = run(network, clip, layer)
     label = int(logits.argmax()) if label is None else label
     layouts = [_layout(x, clip.shape[2], layer or LAST) for x in features]
+    if not logits.requires_grad:
+        raise ValueError(f"the logits do not depend on {layer}; name another layer")
     gradients = torch.autograd.grad(logits[label], features)
     maps = []
     for x, gradient, layout in zip(features, gradients, layouts, strict=True):
@@ -179,6 +181,8 @@ def _run_layer(network: nn.Module, clip: Tensor, name: str) -> tuple[list[Tensor
     features: list[Tensor] = []
 
     def cut(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise ValueError(f"{name} gives a {type(output).__name__}; name one of a feature map")
         features.append(output.detach().requires_grad_())
         return features[-1].clone()  # the next layer may work in place
 

@@ -176,6 +176,8 @@ class Predictor:
                 smallest count exceeds the budget, or logits are NaN or infinite.
             TypeError: if a video is none of the above, or `frames` no integer.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
         several = isinstance(video, (list, tuple))
         videos = video if several else [video]
         if isinstance(frames, str) and frames == "early_exit" and budget_ms is budget_gmacs is None:

@@ -47,7 +47,8 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
 
 def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     content = load_tensors(path)
-    if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
+    keys = content.keys() if isinstance(content, dict) else ()
+    if not {"model", "meta"} <= {*keys} or content.get("format") != CHECKPOINT_FORMAT:
         raise WeightsError(f"{path} is not a checkpoint of this version of ffn. {_CONVERT}")
     try:
         record = WeightRecord.from_checkpoint(content["meta"], path.stem)

@@ -147,8 +147,7 @@ class LivePredictor:
         """
         if self._thread is not None or self._pace.closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
-        self._predictor.warm_up(self._counts)
-        control = LoadControl(self._counts, self._why)
+        control = LoadControl(self._measure(), self._why)
         name = f"ffn live: {self._source.name}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -275,3 +274,17 @@ class LivePredictor:
             start=start,
             end=end,
         )
+
+    def _measure(self) -> dict[int, float]:
+        """Seconds of an answer by count; the first run of each builds its network."""
+        size, seconds = self._predictor.preprocessing.crop, {}
+        for count in self._counts:
+            pixels = torch.zeros(3, count, size, size, dtype=torch.uint8)
+            clip = Clip("measurement", pixels, "", tuple(range(count)), 0.0)
+            runs = []
+            for _ in range(4):
+                started = self._pace.now()
+                self._predictor.predict([clip])
+                runs.append(self._pace.now() - started)
+            seconds[count] = min(runs[1:])
+        return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,30 +91,30 @@ def handful(counts: Sequence[int]) -> list[int]:
 class LoadControl:
     """Chooses the largest number of frames whose answers are ready before the next one is due.
 
-    The time of an answer is taken as proportional to its number of frames. With d the time of the
-    newest answer, of T frames, the time per frame is
+    With p(T) the time of an answer with T frames on the idle machine and d the time of the newest
+    answer, the load factor is
 
-        s <- s + 0.3 (d / T - s),        s = d / T at the first answer.
+        f <- f + 0.3 (d / p(T) - f),        f = 1 at the start,
 
-    With I the time until the next answer is due:
+    and f p(T') is the expected time with T' frames. With I the time until the next answer is due:
 
-    - The next lower count is used if s T > I, or if frames came late.
-    - The next higher count T' is used if s T' <= 0.7 I at all answers of the last 5 s.
+    - The next lower count is used if f p(T) > I, or if frames came late.
+    - The next higher count T' is used if f p(T') <= 0.7 I at all answers of the last 5 s.
 
     Args:
-        counts: Numbers of frames.
+        seconds: p(T) by count T.
         largest: The reason to give while the largest count is used.
 
     Attributes:
         why: The reason for the number of frames.
     """
 
-    def __init__(self, counts: Sequence[int], largest: str = "the largest count") -> None:
-        self._counts = sorted(counts)
+    def __init__(self, seconds: Mapping[int, float], largest: str = "the largest count") -> None:
+        self._seconds = {count: max(seconds[count], 1e-9) for count in sorted(seconds)}
+        self._counts = list(self._seconds)
         self._place = len(self._counts) - 1
         self._largest = self.why = largest
-        self._per_frame: float | None = None  # seconds
-        self._fits_since = math.inf
+        self._factor, self._fits_since = 1.0, math.inf
 
     @property
     def count(self) -> int:
@@ -130,17 +130,15 @@ class LoadControl:
             now: Time of the clock.
             late: Whether frames came so late since the last answer that they were dropped.
         """
-        newest = seconds / self.count
-        before = newest if self._per_frame is None else self._per_frame
-        self._per_frame = before + WEIGHT * (newest - before)
-        expected = self._per_frame * self.count
+        self._factor += WEIGHT * (seconds / self._seconds[self.count] - self._factor)
+        expected = self._factor * self._seconds[self.count]
         if self._place and (late or expected > interval):
             cause = "frames came late" if late else f"{_ms(expected)} in {_ms(interval)}"
             self.why = f"{self.count} frames are too slow: {cause}"
             self._move(-1)
         elif self._place + 1 < len(self._counts):
             following = self._counts[self._place + 1]
-            expected = self._per_frame * following
+            expected = self._factor * self._seconds[following]
             fits = not late and expected <= MARGIN * interval
             self._fits_since = min(self._fits_since, now) if fits else math.inf
             if now - self._fits_since >= HOLD:

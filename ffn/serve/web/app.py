@@ -60,9 +60,11 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
         with service.place(), tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
             path = Path(folder, "video")
             await _receive(request, path, service)
-            answers = await anyio.to_thread.run_sync(service.predict, path, query, limiter=threads)
+            return await anyio.to_thread.run_sync(answer, path, query, limiter=threads)
+
+    def answer(path: Path, query: Query) -> dict[str, Any]:
         model, predictions = service.model_of(query), []
-        for prediction, clip in answers:
+        for prediction, clip in service.predict(path, query):
             gmacs = service.predictors[model].gmacs(prediction.frames)
             values = prediction.to_dict(query.top) | {"gmacs": gmacs, "indices": [*clip.indices]}
             predictions.append({"name": values.pop("path"), **values})

@@ -54,7 +54,7 @@ class Machine:
     interval = 0.2
 
     def __init__(self) -> None:
-        self.control = LoadControl((4, 8, 16))
+        self.control = LoadControl({count: 0.01 * count for count in (4, 8, 16)})
         self.now = 0.0
         self.counts: list[int] = []
 
