@@ -12,12 +12,7 @@ from cyclopts import Parameter
 from ffn.files import shipped
 
 
-def configs(
-    pattern: Annotated[str, Parameter(name="PATTERN")] = "*",
-    /,
-    *,
-    folder: bool = False,
-) -> None:
+def configs(pattern: Annotated[str, Parameter(name="PATTERN")] = "*", /) -> None:
     """List the configs that ship with ffn.
 
     Every command that takes a CONFIG finds them by these names; a file of that path in the current
@@ -25,11 +20,7 @@ def configs(
 
     Args:
         pattern: Names to list, e.g. 'sthv1/*'.
-        folder: Print the folder of the files.
     """
-    if folder:
-        print(shipped("configs"))
-        return
     names = fnmatch.filter(config_names(), pattern)
     if not names:
         raise ValueError(_unknown(pattern))

@@ -17,7 +17,7 @@ from ffn.cli.arguments import (
     find_device,
     read_run,
 )
-from ffn.cli.test_videos import loader_for
+from ffn.cli.test import loader_for
 from ffn.files import make_writable, refuse_existing
 
 

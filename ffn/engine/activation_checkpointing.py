@@ -94,10 +94,7 @@ def _checkpointed(block: type[nn.Module]) -> type[nn.Module]:
 
 
 class _KeptBuffers:
-    """Context in which the norms of a block update copies of their running statistics.
-
-    It can be entered again: each backward pass through a graph recomputes.
-    """
+    """Reusable context in which norms of a block update copies of their running statistics."""
 
     def __init__(self, block: nn.Module) -> None:
         self.modules = [module for module in block.modules() if module._buffers]

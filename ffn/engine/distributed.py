@@ -66,10 +66,8 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
             available, else the CPU.
 
     Note:
-        On one node, ``torchrun`` keeps one store over its restarts (torch 2.6 to 2.15). It holds
-        the addresses of processes that have ended, hence a prefix for each attempt. On several
-        nodes, the counts of restarts differ: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
-        attempt a store of its own.
+        ``torchrun`` keeps one store over its restarts (torch 2.6 to 2.15), with the addresses of
+        processes that have ended, hence a prefix: the count of restarts, which nodes do not share.
 
     Raises:
         LostProcessError: the processes did not connect.

@@ -10,7 +10,6 @@ from functools import partial
 from torch import nn
 
 from ffn.core import NORMS, FrameFlexible
-from ffn.engine.optim import layer_numbers
 
 
 def freeze(model: nn.Module, what: str | Iterable[str]) -> tuple[str, ...]:
@@ -22,8 +21,6 @@ def freeze(model: nn.Module, what: str | Iterable[str]) -> tuple[str, ...]:
 
             - ``"head_only"``: everything except the classifier, a linear probe.
             - ``"norms"``: all normalization layers.
-            - ``"stem"``, ``"blocks:2"``: the stem, and with it the first two residual blocks, in
-              the order of the network's ``group_matcher``.
             - any other text is a glob pattern of names of modules or parameters, as in the state
               dict: ``"net.layer1"`` is the module and all that it contains.
 
@@ -32,7 +29,7 @@ def freeze(model: nn.Module, what: str | Iterable[str]) -> tuple[str, ...]:
 
     Raises:
         ValueError: a pattern matches nothing (the message names the closest module), or the network
-            has fewer blocks or no classifier.
+            has no classifier.
     """
     return _set_frozen(model, what, frozen=True)
 
@@ -71,8 +68,6 @@ def _set_frozen(model: nn.Module, what: str | Iterable[str], *, frozen: bool) ->
 def _names(network: nn.Module, part: str) -> set[str]:
     """Names of the modules and parameters of a part of a network."""
     known = [name for name, _ in (*network.named_modules(), *network.named_parameters()) if name]
-    if part == "stem" or part.startswith("blocks:"):
-        return _first_blocks(network, part.removeprefix("blocks:"))
     if part == "head_only":
         head = _head(network)
         return {n for n in known if not any(f"{one}.".startswith(f"{n}.") for one in head)}
@@ -94,19 +89,6 @@ def _head(network: nn.Module) -> list[str]:
     if not own:
         raise ValueError(f"a {type(network).__name__} has no classifier; give name patterns")
     return [name for name, parameter in network.named_parameters() if id(parameter) in own]
-
-
-def _first_blocks(network: nn.Module, count: str) -> set[str]:
-    """Names of the parameters of the stem and the first blocks."""
-    numbers = layer_numbers(network)
-    blocks = max(numbers.values()) - 1  # the stem is layer 0, the head the last one
-    last = "0" if count == "stem" else count
-    if not last.isdecimal() or int(last) > blocks:
-        raise ValueError(
-            f"blocks:{count}; a {type(network).__name__} has {blocks} blocks. Give blocks:1 to "
-            f"blocks:{blocks}, stem, or name patterns"
-        )
-    return {name for name, number in numbers.items() if number <= int(last)}
 
 
 def _eval(norm: nn.Module, mode: bool = True) -> nn.Module:

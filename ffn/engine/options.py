@@ -163,8 +163,8 @@ class TrainConfig(Section):
     clip_grad_norm: float | None = Field(20.0, gt=0)
     """Maximum gradient norm; null: no clipping."""
     freeze: list[str] = Field([])
-    """Parts that do not train: head_only, norms, stem, blocks:N (the stem and the first N residual
-    blocks), or name patterns, e.g. [norms, net.layer1]."""
+    """Parts that do not train: head_only (all but the head), norms, or patterns of names, e.g.
+    [norms, net.layer1]."""
     sync_bn: bool = False
     """BatchNorm statistics over all processes, of one micro-batch each."""
     ema_decay: float = Field(0.0, ge=0, lt=1)

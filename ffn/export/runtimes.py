@@ -77,12 +77,7 @@ def _with_constants(run: Run, shapes: set[torch.Size], clip: Tensor) -> Tensor:
     """Compile with weights as constants of the graph, so that oneDNN packs them once.
 
     The setting belongs to the process. As an option of one ``torch.compile``, it has no effect
-    (torch 2.15): the graph is traced without it, with the weights as inputs.
-
-    Args:
-        run: compiles the network for each new shape of a clip.
-        shapes: those of the compiled graphs.
-        clip: (B, C, T, H, W).
+    (torch 2.15): the graph is traced without it. ``shapes`` are those of the compiled graphs.
     """
     if clip.shape in shapes:
         return run(clip)

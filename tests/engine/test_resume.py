@@ -45,7 +45,7 @@ AVERAGED = ("train.ema_decay=0.9", "optim.layer_decay=0.7")
     "more",
     [
         (*ACCUMULATED, "optim.name=adamw"),
-        (*AVERAGED, "train.freeze=[blocks:2]"),
+        (*AVERAGED, "train.freeze=[net.layer1]"),
         ("train.precision=bf16",),
         ("train.precision=fp16",),
         AUGMENTED,

@@ -53,7 +53,7 @@ def test_a_budget() -> None:
     cheap, dear = (fit_early_exit(given, GMACS, budget) for budget in (1.5, 3.0))
     assert 1 < cheap.gmacs <= 1.5 < dear.gmacs <= 3
     assert cheap.accuracy < dear.accuracy
-    with pytest.raises(ValueError, match="give 1.0 or more"):
+    with pytest.raises(ValueError, match="or more"):
         fit_early_exit(given, GMACS, 0.5)
 
 

@@ -50,10 +50,8 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".pkl":
         return _read_caffe2(path)
     if path.suffix == ".safetensors":
-        raise WeightsError(
-            f"{path} is a .safetensors file; expected a torch file or a Caffe2 .pkl. Save its "
-            "tensors with torch.save(safetensors.torch.load_file(IN), 'in.pth')"
-        )
+        remedy = "save its tensors with torch.save(safetensors.torch.load_file(IN), 'in.pth')"
+        raise WeightsError(f"{path}: expected a torch file or a Caffe2 .pkl; {remedy}")
     with torch.serialization.safe_globals(_NUMPY_SCALARS):  # metrics stored with the tensors
         content = load_tensors(path)
     state = content
