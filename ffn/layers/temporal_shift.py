@@ -36,8 +36,8 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         later, earlier, rest = x.split([fold, fold, x.shape[1] - 2 * fold], 1)
         time = torch.arange(frames, device=x.device).repeat(x.shape[0] // frames)
         time = time.view(-1, 1, 1, 1)
-        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[1:] * (time < frames - 1).to(x.dtype)
-        earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:-1] * (time > 0).to(x.dtype)
+        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[1:].masked_fill(time == frames - 1, 0)
+        earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:-1].masked_fill(time == 0, 0)
         return torch.cat([later, earlier, rest], 1)
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
     return (_Shift.apply if needs_gradient else _shift)(x, frames, fold, False)
