@@ -109,7 +109,7 @@ def test_command_in_one_process_and_in_two(videos: Path, tmp_path: Path) -> None
         assert forked.train(more, command="find_lr", world=world, output=output) == [0] * world
         lines = output.read_text().splitlines()
         assert "suggestion" in lines[-1]
-        first = lines.index("learning rate  smoothed loss") + 1
+        first = lines.index("     optim.lr  smoothed loss") + 1
         tables.append([[float(word) for word in line.split()] for line in lines[first:][:8]])
     assert np.array(tables[1]) == pytest.approx(np.array(tables[0]), rel=1e-2)
     assert not (tmp_path / "run").exists()
