@@ -6,14 +6,14 @@
 # make format       ruff: fix and format
 #
 # PYTHON=python3    creates the environment; 3.11 or newer
-# EPOCHS=20         epochs of each of the two trainings of the quickstart
+# EPOCHS=16         epochs of each of the two trainings of the quickstart
 # TORCH_INDEX=URL   package index for torch and torchvision, as one with CPU builds
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 RUN ?= runs/quickstart
-EPOCHS ?= 20
+EPOCHS ?= 16
 FRAMES ?= 2 4 6 8 10 12 14 16 18 20
 
 BIN := $(VENV)/bin
