@@ -25,7 +25,9 @@ How a command is written:
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import importlib
 import io
 import sys
@@ -62,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: None are those of the command line.
     """
+    # The imports of torch and timm make a million objects that stay: Python searches them for
+    # garbage for a second during the imports, and for another one at exit.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a console with few characters
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -95,12 +101,6 @@ def _answer(argument: str) -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: ffn COMMAND …",
-            "",
-            *(f"  {command:<{width}}  {meaning}" for command, meaning in COMMANDS.items()),
-            "",
-            "ffn COMMAND --help lists the options, ffn --version prints the version.",
-        ]
-    )
+    lines = [f"  {command:<{width}}  {meaning}" for command, meaning in COMMANDS.items()]
+    more = "ffn COMMAND --help lists the options, ffn --version prints the version."
+    return "\n".join(["usage: ffn COMMAND …", "", *lines, "", more])
