@@ -25,7 +25,6 @@ How a command is written:
 
 from __future__ import annotations
 
-import atexit
 import difflib
 import gc
 import importlib
@@ -64,10 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: None are those of the command line.
     """
-    # The imports of torch and timm make a million objects that stay: Python searches them for
-    # garbage for a second during the imports, and for another one at exit.
+    # Python would search the million objects of torch and timm for garbage while it imports them.
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a console with few characters
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
