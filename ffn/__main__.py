@@ -1,6 +1,6 @@
 """``python -m ffn COMMAND …``, the same as ``ffn COMMAND …``."""
 
-from ffn.cli import main
+from ffn.cli import run_process
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_process()

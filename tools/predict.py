@@ -2,7 +2,7 @@
 
 import sys
 
-from ffn.cli import main
+from ffn.cli import run_process
 
 if __name__ == "__main__":
-    raise SystemExit(main(["predict", *sys.argv[1:]]))
+    run_process(["predict", *sys.argv[1:]])

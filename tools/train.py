@@ -2,7 +2,7 @@
 
 import sys
 
-from ffn.cli import main
+from ffn.cli import run_process
 
 if __name__ == "__main__":
-    raise SystemExit(main(["train", *sys.argv[1:]]))
+    run_process(["train", *sys.argv[1:]])

@@ -25,13 +25,16 @@ How a command is written:
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import gc
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 from ffn.cli.program import run
 from ffn.version import __version__
@@ -55,6 +58,26 @@ COMMANDS = {
     "configs": "list the configs that ship",
     "benchmark": "compare throughput and memory of training, inference and reading",
 }
+
+
+def run_process(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run `main`, and end the process with its exit status.
+
+    The exit handlers that were registered meanwhile run, but the objects of torch and timm are not
+    destroyed one by one, which takes a second.
+    """
+    returned = []
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        if returned:  # else an error with its traceback, whose status Python sets
+            os._exit(returned[0])
+
+    atexit.register(end)  # the first to be registered is the last to run
+    returned.append(main(arguments))
+    sys.exit(returned[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

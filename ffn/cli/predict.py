@@ -143,7 +143,10 @@ def predict(
     import_extensions(imports or [])
     from ffn.serve.output import Output
 
-    predictor = network.build_predictor(weights, early_exit=choice.early_exit)
+    is_one_clip = len(paths) == 1 and window.window is None and choice.budget_ms is None
+    predictor = network.build_predictor(
+        weights, early_exit=choice.early_exit, for_one_clip=is_one_clip
+    )
     report = Output(format, top)
     predict_one = _prediction(predictor, choice, window, picture, report)
     failed = _predict_files(paths, targets, predict_one, report)

@@ -138,6 +138,24 @@ def test_missing_inputs_and_typos_need_no_torch() -> None:
         assert named in line
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "printed"),
+    [("return 3", 3, "main, handler"), ("raise RuntimeError", 1, "main, handler")],
+)
+def test_the_process_ends_after_its_exit_handlers(ends: str, status: int, printed: str) -> None:
+    code = f"""
+import atexit
+from ffn import cli
+def main(arguments):
+    atexit.register(print, "handler", end="")
+    print("main, ", end="")
+    {ends}
+cli.main = main
+cli.run_process()"""
+    done = run(code)
+    assert (done.returncode, done.stdout) == (status, printed)
+
+
 def test_a_closed_pipe_gives_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
