@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ffn.data.decoding import PATTERN, VideoMetadata
-from ffn.data.decoding.folder import check_pattern
+from ffn.data.decoding import PATTERN, VideoMetadata, check_pattern
 from ffn.data.workers import TIMEOUT
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ffn.data import VideoError, open_video, probe
 from ffn.data.decoding import container
@@ -174,11 +177,45 @@ def test_errors_of_folders(write_folder, tmp_path):
     causes = {
         "empty": "the folder is empty",
         "gap": "frame 3: 00004.jpg is missing",
-        "other": "no image 00000.jpg or 00001.jpg; the folder contains 10 entries, the first is",
+        "other": r"no image 00000.jpg or 00001.jpg; its files are named 'img_{:05d}.jpg' \(10\)",
     }
     for name, cause in causes.items():
         with pytest.raises(VideoError, match=f"{name}.*{cause}"):
             open_video(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        ([f"{i:06d}-color.png" for i in range(12)], "{:06d}-color.png"),
+        ([f"frame{i}_v2.jpg" for i in range(1, 12)], "frame{}_v2.jpg"),
+        ([f"{i}.jpg" for i in (8, 9, 10, 11, 100)], "*.jpg"),  # neither from 0 or 1 nor complete
+        (["cam2_1403636579.763.png", "cam2_1403636579.81.png"], "cam2_*.png"),
+        (["1305031102.5.png", "1305031102.75.png", "1305031103.0.png"], "*.png"),
+    ],
+)
+def test_names_of_frames(names, pattern, numbers, tmp_path):
+    """The error names the pattern; with it the frames are in the order of their numbers."""
+    for i, name in enumerate(names):
+        Image.new("RGB", (8, 8), (20 + 4 * i,) * 3).save(tmp_path / name)
+        (tmp_path / f"depth{i}.png").touch()
+        (tmp_path / f"._{name}").touch()
+    with pytest.raises(VideoError, match=re.escape(f"its files are named {pattern!r}")) as caught:
+        open_video(tmp_path)
+    assert "'depth{}.png'" in str(caught.value)
+    video = open_video(tmp_path, pattern=pattern)
+    assert numbers(video.read(range(len(video)))) == [*range(len(names))]
+
+
+def test_errors_of_patterns_of_any_number(write_folder, tmp_path):
+    folder = write_folder(tmp_path / "v", 3)
+    with pytest.raises(VideoError, match=r"no image img_\*\.jpg; its files are named '{:05d}.jpg'"):
+        open_video(folder, pattern="img_*.jpg")
+    with pytest.raises(VideoError, match=r"frame 3: only 3 files match '\*\.jpg'"):
+        open_video(folder, pattern="*.jpg", frames=4).read([3])
+    (tmp_path / "v" / "2.jpg").touch()
+    with pytest.raises(VideoError, match="have the same number"):
+        open_video(folder, pattern="*.jpg")
 
 
 def test_errors_of_images(write_folder, tmp_path):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 
 from ffn.data.decoding.decord_decoder import DecordDecoder
-from ffn.data.decoding.folder import PATTERN, FrameFolder, check_pattern
+from ffn.data.decoding.folder import FrameFolder
 from ffn.data.decoding.metadata import VideoMetadata, probe
+from ffn.data.decoding.names import PATTERN, check_pattern
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import Video, VideoError
 

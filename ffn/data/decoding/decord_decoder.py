@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ffn.data.decoding.container import decode_frames, display_matrix, open_container
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import VideoError
 
@@ -52,7 +53,9 @@ class DecordDecoder(PyAVDecoder):
             return "open groups of pictures"
         if "mov" in timeline.container and timeline.header_frames != len(timeline):
             return "fragmented file, or frames that are not shown"
-        return ""
+        with open_container(self.path) as container:
+            first = next(decode_frames(self.path, container))
+        return "mirrored for display" if np.linalg.det(display_matrix(first)) < 0 else ""
 
     def _open(self) -> decord.VideoReader:
         import decord  # not at import: only decoding needs it
