@@ -1,19 +1,25 @@
-"""Kinds of labels, one class per video or any number of them: probabilities, losses, means.
+"""Names of classes, and kinds of labels, one class per video or any number of them.
 
-Both kinds follow from one function, ``log_probabilities``. With one label per video, the logits of
-K classes are one distribution over the classes (softmax). With several labels, they are K
-independent Bernoulli distributions, present or absent (sigmoid).
+Probabilities, losses and means of both kinds follow from one function, ``log_probabilities``.
+With one label per video, the logits of K classes are one distribution over the classes (softmax).
+With several labels, they are K independent Bernoulli distributions, present or absent (sigmoid).
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 SEPARATOR = "|"  # between the labels of a video in a list
+
+
+def canonical(name: str) -> str:
+    """A class name in the composed Unicode form (NFC): file systems and editors write several."""
+    return unicodedata.normalize("NFC", name)
 
 
 class SingleLabel:

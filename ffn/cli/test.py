@@ -17,6 +17,7 @@ from ffn.cli.arguments import (
     Override,
     Overwrite,
     Runtime,
+    classes_of,
     names_of,
     read_run,
 )
@@ -228,7 +229,8 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
             f"data.labels is {config.data.labels}; {weights} was trained with {kind}. Set "
             f"data.labels={kind}, with lists of this kind, or name other weights"
         )
-    splits = read_config_splits(config.data, with_train=False, classes=record.classes)
+    with classes_of(weights, record):
+        splits = read_config_splits(config.data, with_train=False, classes=record.classes)
     if record.num_classes != len(splits.classes):
         raise ValueError(
             f"{weights} has {record.num_classes} classes without names; the data set has "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ffn.data.annotations import (
+    LabelError,
     read_annotation_rows,
     read_annotations,
     read_classes,
@@ -45,6 +46,7 @@ __all__ = [
     "ClipStore",
     "EvalTransform",
     "FrameCounts",
+    "LabelError",
     "LoaderError",
     "Normalize",
     "PackReport",

@@ -13,19 +13,25 @@ training list when reading the validation list, so that both use the same indice
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.lists import AnnotationRow, read_lines, read_list, short
+from ffn.data.lists import COLUMNS, AnnotationRow, is_json, read_lines, read_list, short
 from ffn.data.records import Label, Record
 from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name, is_tool_folder
-from ffn.labels import SEPARATOR
+from ffn.labels import SEPARATOR, canonical
 from ffn.limits import CLASSES
 
 NAMES_REMEDY = "If the list is right, give all class names (data.classes=FILE, one per line)"
+_CLASS_HEADER = {"id", "index", "name", "names", "classes", *COLUMNS["label"], *COLUMNS["labels"]}
+
+
+class LabelError(ValueError):
+    """A label that is none of the given classes."""
 
 
 def read_annotations(
@@ -73,9 +79,17 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if it contains no name, or a name more than once.
+        ValueError: if it contains no name, or a name more than once, or is no such text file.
     """
-    names = [line.strip() for _, line in read_lines(path)]
+    names = [canonical(line.strip()) for _, line in read_lines(path)]
+    for first in names[:1]:
+        cells = {cell.strip(' "').lower() for cell in re.split("[,;\t]", first)}
+        is_yaml = Path(path).suffix.lower() in (".yaml", ".yml") or first.startswith(("- ", "---"))
+        if is_json(first) or is_yaml or first.startswith("#") or cells <= _CLASS_HEADER:
+            raise ValueError(
+                f"{path}: the first line is {short(first)}; expected a text file with one class "
+                "name per line, without a header, in the order of the class indices"
+            )
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise ValueError(f"{path} contains {repeated[0]!r} more than once")
@@ -154,23 +168,25 @@ def _class_indices(
     labels: Sequence[tuple[str, str]], classes: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
     """Class index of each label, given with its place, and all class names."""
-    names = None if classes is None else [str(name) for name in classes]
-    numeric = [_is_number(label) for _, label in labels]
-    if all(numeric) and not any(map(_is_number, names or ())):
+    labels = [(where, canonical(label)) for where, label in labels]
+    names = None if classes is None else [canonical(str(name)) for name in classes]
+    kinds = [_kind(label) for _, label in labels]
+    if {*kinds} <= {"index"} and "index" not in map(_kind, names or ()):
         return _numbered(labels, names)
     if names is None:
-        if any(numeric):
-            where, label = labels[numeric.index(not numeric[0])]
+        if {*kinds} != {"name"}:
+            odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
+            where, label = labels[odd]
             raise ValueError(
-                f"{where}: label {label!r} differs in kind from other labels; expected class "
-                f"indices in every line or class names in every line. {NAMES_REMEDY}"
+                f"{where}: label {label!r}; expected class indices 0, 1, … in every line or class "
+                f"names in every line. {NAMES_REMEDY}"
             )
         names = sorted({label for _, label in labels})
     index = {name: i for i, name in enumerate(names)}
     for where, label in labels:
         if label not in index:
             close = get_close_matches(label, names, n=1, cutoff=0.0)
-            raise ValueError(
+            raise LabelError(
                 f"{where}: label {short(label)} is not one of the {len(names)} classes; the "
                 f"closest is {close[0]!r}"
             )
@@ -182,10 +198,18 @@ def _numbered(
 ) -> tuple[list[int], list[str]]:
     """Labels that are class indices, which without class names have no gaps."""
     count = CLASSES.value if names is None else len(names)
+    numbers = _numbers_in(names or ())
     for where, label in labels:
-        if len(label) > 9 or int(label) >= count:
-            expected = f"expected 0 … {count - 1}"
-            raise ValueError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
+        if len(label) > 9 or (place := int(label)) >= count:
+            expected = f"class indices count from 0, expected 0 … {count - 1}"
+            raise LabelError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
+        if (numbered := numbers.get(place, place)) != place:
+            raise LabelError(
+                f"{where}: label {label} is the class {names[place]!r}, counted from 0, or "
+                f"{names[numbered]!r}, by the numbers in the class names. Use class "
+                "names as labels, or labels from 0 with class names without numbers (`ffn prepare "
+                "ucf101` reads the lists of UCF101)"
+            )
     indices = [int(label) for _, label in labels]
     largest = max(indices, default=-1)
     missing = {*range(largest + 1)} - {*indices}
@@ -198,8 +222,22 @@ def _numbered(
     return indices, names or [str(i) for i in range(largest + 1)]
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+def _numbers_in(names: Sequence[str]) -> dict[int, int]:
+    """Places of class names by their own numbers, if all have one, as "1 Archery", "2 Biking"."""
+    for form in (r"([0-9]{1,9})[\W_].*", r".*[\W_]([0-9]{1,9})"):
+        found = [re.fullmatch(form, name) for name in names]
+        numbers = {int(match[1]): place for place, match in enumerate(found) if match}
+        if len(numbers) == len(names):
+            return numbers
+    return {}
+
+
+def _kind(label: str) -> str:
+    """`index`, `number` for other numbers, as 1.0, or `name`."""
+    if label.isascii() and label.isdigit():
+        return "index"
+    is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", label)
+    return "number" if is_number else "name"
 
 
 def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) -> Record:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import os
@@ -26,7 +27,16 @@ COLUMNS = {
     "end": ("end",),
 }
 _NAMES = {"group", *(name for names in COLUMNS.values() for name in names)}
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
+_JSON = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # the first line
+# What the first lines of official lists hold, and the data sets of `ffn prepare` that read them.
+_OFFICIAL = {
+    r'"template"': "sthv2",
+    r"\byoutube_id\b": "k400 (or k600, k700)",
+    r"\blabel_id\b": "jester",
+    r"^[0-9]+;": "sthv1 (or jester)",
+    r"/v_\w+_g[0-9]+_c[0-9]+\.avi": "ucf101",
+}
 _SUFFIX = rf"(?i:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})"
 _BLANKS = r"[ \t]+"
 # A line of a text list: path, number of frames if there is one, label.
@@ -84,12 +94,26 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 ({error}); save it as UTF-8") from None
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data
+        encoding = "UTF-16" if is_utf16 else "WINDOWS-1252"
+        raise ValueError(
+            f"{path}:{line}: not UTF-8 ({error.reason}: {data[error.start]:#x}); expected UTF-8 "
+            f"text. If it is text in {encoding}, convert it: iconv -f {encoding} -t UTF-8 OLD > "
+            "NEW; Excel saves lists as 'CSV UTF-8'"
+        ) from None
     lines = [line.rstrip("\n") for line in io.StringIO(text, newline=None)]
     for number, line in enumerate(lines, 1):
         if found := _CONTROL.search(line):
-            raise ValueError(f"{path}:{number}: control character {found[0]!r} in a text file")
+            raise ValueError(
+                f"{path}:{number}: control character {found[0]!r}; expected UTF-8 text, not a "
+                "binary file, UTF-16, or several files in one"
+            )
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip(" \t")]
+
+
+def is_json(line: str) -> bool:
+    """Whether the first line of a file begins a JSON object or array."""
+    return _JSON.match(line) is not None
 
 
 def read_list(path: Path, *, labelled: bool = True) -> list[AnnotationRow]:
@@ -105,6 +129,9 @@ def read_list(path: Path, *, labelled: bool = True) -> list[AnnotationRow]:
         ValueError: if it has no video, or a line is invalid.
     """
     lines = read_lines(path)
+    if lines and is_json(lines[0][1]):
+        first = "\n".join(line for _, line in lines[:20])
+        raise ValueError(f"{path}:{lines[0][0]}: JSON; {_expected(first)}")
     separator = _separator(path, lines[0][1]) if lines else None
     if separator is not None:
         rows = [*_table_rows(path, lines, separator, labelled)]
@@ -177,11 +204,24 @@ def _header(
     one_kind = ("label" in found) != ("labels" in found)
     if repeated or "path" not in found or (labelled and not one_kind):
         raise ValueError(
-            f"{path}:{number}: the header is {short(header)}; expected a column path, one of label "
-            "and labels, and no name twice. A list without a header is a .txt file with lines "
-            "'path label'"
+            f"{path}:{number}: the header is {short(header)}; {_expected(line)}, and no name "
+            "twice. A list without a header is a .txt file with lines 'path label'"
         )
     return header, found
+
+
+def _expected(text: str) -> str:
+    """The columns of a table, after the command for a text of an official list."""
+    return (
+        f"{_command(text)}expected a table with a column path, one of label and labels (several, "
+        f"separated by {SEPARATOR}), for parts of videos start and end in seconds"
+    )
+
+
+def _command(text: str) -> str:
+    """The command that reads the official list with this text; empty if there is none."""
+    names = next((names for like, names in _OFFICIAL.items() if re.search(like, text)), "")
+    return names and f"`ffn prepare {names} --root FOLDER` reads such official lists; "
 
 
 def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationRow]:
@@ -214,8 +254,9 @@ def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationR
 
 def _refuse(where: str, line: str, reason: str) -> None:
     raise ValueError(
-        f"{where}: {short(line)} {reason}. Write a csv with the header path,label, or lines 'path "
-        "label' or 'path frames label', with tabs between the columns of every line"
+        f"{where}: {short(line)} {reason}; {_command(line)}expected a csv with the header "
+        "path,label, or lines 'path label' or 'path frames label', with tabs between the columns "
+        "of every line"
     )
 
 

@@ -31,6 +31,7 @@ from ffn.data.crops import (
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.records import Label
 from ffn.data.sampling import CROPS
+from ffn.labels import canonical
 from ffn.limits import frame_refusal
 
 CROP_MODES = ("multiscale", "resized", "scale_jitter")
@@ -222,6 +223,7 @@ def swap_pairs(pairs: Sequence[Sequence[str]], classes: Sequence[str]) -> list[l
     Raises:
         ValueError: if a name is not a class, or a class is in several pairs.
     """
+    pairs = [[*map(canonical, pair)] for pair in pairs]
     for name in chain(*pairs):
         if name not in classes:
             close = get_close_matches(name, classes, n=1, cutoff=0.0)

@@ -22,6 +22,7 @@ from ffn.datasets.listing import (
     find_empty_classes,
 )
 from ffn.datasets.splits import SplitSettings, split_entries
+from ffn.labels import canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,9 @@ def _read_lists(
             f"the function of the data set {dataset} returned {type(listing).__name__}; expected "
             "ffn.datasets.Listing"
         )
+    listing.classes = [*dict.fromkeys(map(canonical, listing.classes))]
+    for entry in listing.entries:
+        entry.label = canonical(entry.label)
     if not listing.splits:
         split_entries(listing, split or SplitSettings())
     elif split is not None:

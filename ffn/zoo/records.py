@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from ffn.core import frame_ranges
 from ffn.files import shipped
+from ffn.labels import canonical
 from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
 
 
@@ -111,6 +112,8 @@ class WeightRecord:
             object.__setattr__(self, "ranges", tuple(found.values()) if self.ranges else ())
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"{len(self.classes)} class names for num_classes {self.num_classes}")
+        if self.classes is not None:
+            object.__setattr__(self, "classes", tuple(map(canonical, self.classes)))
 
     def options(self, section: str) -> dict[str, Any]:
         """Options of the training, such as those of "data"; a record may lack any of them."""

@@ -101,9 +101,12 @@ def test_what_cannot_be_tested_is_refused_before_the_first_test(
     unnamed = {"name": "unnamed", "num_classes": 10, "classes": None}
     network = create_model("tsm_tiny", num_classes=10)
     save_weights(network, root / "unnamed.safetensors", record | unnamed)
+    colors = {"name": "colors", "classes": [f"color {i}" for i in range(10)]}
+    save_weights(network, root / "colors.safetensors", record | unnamed | colors)
     for names, more, named in (
         ("plain", "--ensemble", "ensemble"),
         ("plain reversed", "--ensemble", "different classes"),
+        ("colors", "", "colors.safetensors has other classes than the videos"),
         ("plain missing", "", "missing.safetensors"),
         ("plain plain", "", "twice"),
         ("unnamed", "", "12"),  # classes of the data set

@@ -147,6 +147,97 @@ def test_classes_whose_names_are_numbers(write):
             read_annotations(write(text), classes=classes)
 
 
+def test_labels_beside_class_names_with_numbers_are_not_shifted(write):
+    for classes, labels, expected in (
+        (["1 A", "2 B", "3 C"], "1 2", None),
+        (["A\t1", "B\t2", "C\t3"], "2 0", None),
+        (["01-A", "02-B"], "1 0", None),
+        (["0 A", "1 B", "2 C"], "1 2", [1, 2]),
+        (["100 m", "200 m", "400 m"], "0 2", [0, 2]),
+        (["1 A", "B", "C"], "1 2", [1, 2]),
+    ):
+        text = "".join(f"v{i}.mp4 {label}\n" for i, label in enumerate(labels.split()))
+        if expected is not None:
+            assert [r.label for r in read_annotations(write(text), classes=classes)[0]] == expected
+            continue
+        with pytest.raises(ValueError, match=r"train\.txt:1: label ."):
+            read_annotations(write(text), classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("classes.json", '["run", "jump"]'),
+        ("classes.txt", '[\n"run",\n"jump"\n]'),
+        ("classes.json", '{"run": 0,\n"jump": 1}'),
+        ("classes.jsonl", '{"name": "run"}\n{"name": "jump"}'),
+        ("classes.yaml", "0: run\n1: jump"),
+        ("classes.txt", "- run\n- jump"),
+        ("classes.csv", "id,name\n0,run\n1,jump"),
+        ("classes.txt", "label\nrun\njump"),
+        ("classes.txt", "# names\nrun\njump"),
+    ],
+)
+def test_class_lists_in_other_formats_are_refused(write, name, text):
+    with pytest.raises(ValueError, match="one class name per line"):
+        read_classes(write(text, name))
+
+
+def test_the_unicode_forms_of_a_name_are_one_class(write, tmp_path):
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    path = write(f"path,label\na,{composed}\nb,{decomposed}\nc,x\n", "a.csv")
+    for classes in (None, [decomposed, "x"], write(f"{decomposed}\nx\n", "classes.txt")):
+        records, names = read_annotations(path, classes=classes)
+        assert ([r.label for r in records], names) == ([0, 0, 1], [composed, "x"])
+    files(tmp_path / "root", f"{composed}/a.mp4", f"{decomposed}/b.mp4")
+    records, names = read_annotations(tmp_path / "root")
+    assert names == [composed]
+    assert records[1].path.endswith(f"{composed}/a.mp4")  # paths are not changed
+    assert records[0].path.endswith(f"{decomposed}/b.mp4")
+
+
+def test_numbers_that_are_no_indices_are_no_names(write):
+    for line, labels in ((2, "0.0 1.0 10.0"), (2, "-1 -1"), (3, "0 1.0"), (2, "1e0 2e0")):
+        rows = "".join(f"v{i},{label}\n" for i, label in enumerate(labels.split()))
+        with pytest.raises(ValueError, match=rf"a\.csv:{line}: .*class indices 0, 1"):
+            read_annotations(write(f"path,label\n{rows}", "a.csv"))
+    versions = write("path,label\na,1.5\nb,0.5\n", "a.csv")
+    assert [r.label for r in read_annotations(versions, classes=["0.5", "1.5"])[0]] == [1, 0]
+
+
+def test_lists_in_other_encodings_name_the_conversion(tmp_path):
+    text = "path,label\na.mp4,caf\u00e9\nb.mp4,x\n"
+    path = tmp_path / "a.csv"
+    for encoding, named in (("utf-16", "UTF-16"), ("utf-16-le", "UTF-16"), ("cp1252", "1252")):
+        path.write_bytes(text.encode(encoding))
+        with pytest.raises(ValueError, match=named):
+            read_annotations(path)
+    path.write_bytes(text.replace(",", ";").encode("utf-8-sig"))
+    assert read_annotations(path)[1] == ["caf\u00e9", "x"]
+    path.write_bytes(text.encode("utf-8-sig") * 2)  # two files in one
+    with pytest.raises(ValueError, match=r"a\.csv:4: control character"):
+        read_annotations(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("train.json", '[\n {\n  "id": "7",\n  "template": "Pushing [it]"}]', "ffn prepare sthv2"),
+        ("train.csv", "label,youtube_id,time_start,time_end,split\n", "ffn prepare k400"),
+        ("train.csv", "7;Thumb Up\n8;Thumb Down\n", "jester"),
+        ("train.csv", "video_id,label,label_id\n7,Thumb Up,3\n", "ffn prepare jester"),
+        ("testlist01.txt", "Archery/v_Archery_g01_c01.avi\n", "ffn prepare ucf101"),
+        ("charades.csv", "id,subject,actions\nAB,S1,c092 1.0 2.0\n", "labels .several"),
+        ("epic.csv", "video_id,start_timestamp,verb_class\nP01,00:01,3\n", "start and end"),
+        ("ava.csv", "-5KQ,0902,0.07,0.15,80,1\n", "start and end"),
+        ("activitynet.json", '{"database": {}}', "column path"),
+    ],
+)
+def test_official_lists_are_refused_with_the_command_or_the_columns(write, name, text, expected):
+    with pytest.raises(ValueError, match=expected):
+        read_annotations(write(text, name))
+
+
 def test_folders_that_are_no_classes_are_refused(tmp_path):
     files(tmp_path, "root/1.mp4", "root/index/dataset.json", "high/train/run/1.mp4")
     files(tmp_path, "high/val/run/2.mp4", "in/run/a.mp4", "in/run/b/log.jsonl")

@@ -273,6 +273,14 @@ def test_folder_with_splits(layouts: Layouts) -> None:
         prepare("sthv2", layouts.root, split=SplitSettings())
 
 
+def test_unicode_forms_of_a_folder_are_one_class(layouts: Layouts) -> None:
+    write_clips(layouts, {"train/caf\u00e9/a": 1, "train/cafe\u0301/b": 1, "val/cafe\u0301/c": 1})
+
+    assert prepare("folder", layouts.root).classes == ["caf\u00e9"]
+
+    assert [*labels(layouts.root, "train").values()] == ["caf\u00e9"] * 2
+
+
 def test_folder_is_split_by_class_and_reproducible(layouts: Layouts) -> None:
     write_clips(layouts, {"run/a": 10, "jump/a": 5})
 
