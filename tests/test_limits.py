@@ -64,6 +64,27 @@ def test_video_whose_frames_are_larger_than_its_header_says(
         open_video(tmp_path / "both.h264").read([5])
 
 
+@pytest.mark.parametrize(
+    ("box", "place", "flags", "options"),
+    [
+        ("stsz", 8, 1, {}),
+        ("trun", 4, 0, {"movflags": "frag_keyframe+empty_moov+default_base_moof"}),
+    ],
+)
+def test_files_that_claim_many_frames(box, place, flags, options, write_video, tmp_path: Path):
+    """A sample table needs one size, a fragment no table, for any number of frames."""
+    path = Path(write_video(tmp_path / "a.mp4", 20, container=options))
+    whole = path.read_bytes()
+    for count, message in ((80_000_000, "at most 8,388,608 are accepted"), (100_000, "a.mp4: ")):
+        table = flags.to_bytes(4, "big") + count.to_bytes(4, "big")
+        place_in_file = whole.index(box.encode()) + place
+        path.write_bytes(whole[:place_in_file] + table + whole[place_in_file + 8 :])
+        started = time.monotonic()
+        with pytest.raises(VideoError, match=message):
+            open_video(path).read([0])
+        assert time.monotonic() - started < 5
+
+
 def test_thin_frames(write_folder, tmp_path: Path) -> None:
     """Resized to a shorter side of 256, they would have billions of pixels."""
     with pytest.raises(VideoError, match="1 x 20000 pixels: at most 32 times"):
@@ -94,6 +115,10 @@ def test_texts_are_no_videos(write_video, tmp_path: Path) -> None:
         ("list.mp4", "ffconcat version 1.0\nfile video.mp4\n"),
         ("list.m3u8", list_of.format("video.mp4")),
         ("address.m3u8", list_of.format("http://127.0.0.1:9/a.ts")),
+        ("a.sdp", "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=a\nm=video 9 RTP/AVP 96\n"),
+        ("a.mpd", '<?xml version="1.0"?><MPD profiles="urn:mpeg:dash:profile:isoff-live:2011">'),
+        ("a.srt", "1\n00:00:01,000 --> 00:00:02,000\nhello\n\n" * 20),
+        ("a.svg", '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"></svg>'),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(VideoError, match="not a video"):

@@ -9,7 +9,6 @@ and is always read from its first frame.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ffn.data.decoding.opening import ffmpeg_message, open_local
 from ffn.data.decoding.video import VideoError
-from ffn.limits import FRAME_PIXELS, frame_refusal
+from ffn.limits import FRAME_PIXELS, VIDEO_FRAMES, frame_refusal
 
 if TYPE_CHECKING:
     import av
 
-# Formats of FFmpeg that are texts: it would draw them, or open the files that they name.
-TEXTS = ("concat", "dash", "hls", "tty")
 # Formats in which one packet is one frame and a keyframe needs no earlier frame.
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
@@ -37,20 +35,7 @@ def open_container(path: str) -> av.container.InputContainer:
     Raises:
         VideoError: if the file does not exist, is not a video, or has no video stream.
     """
-    if not os.path.exists(path):
-        raise VideoError(path, "no such file or folder")
-    if not os.path.isfile(path):
-        raise VideoError(path, "not a regular file")
-    if os.path.getsize(path) == 0:
-        raise VideoError(path, "the file is empty (0 bytes)")
-    import av  # not at import: only decoding needs it
-
-    try:
-        options = {"protocol_whitelist": "file"}  # no addresses inside of a file
-        container = av.open(path, metadata_errors="ignore", options=options)
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        cause = f"not a video, or truncated before its index ({ffmpeg_message(error)})"
-        raise VideoError(path, cause) from None
+    container = open_local(path)
     reason = _why_unusable(container)
     if reason:
         container.close()
@@ -67,8 +52,6 @@ def open_container(path: str) -> av.container.InputContainer:
 
 def _why_unusable(container: av.container.InputContainer) -> str:
     """Why a file is not decoded; empty if it is."""
-    if container.format.name in TEXTS:
-        return f"not a video but a text ({container.format.long_name})"
     stream = container.streams.best("video")
     if stream is None:
         return "the file has no video stream"
@@ -119,11 +102,6 @@ def to_rgb(frame: av.VideoFrame) -> np.ndarray:
     if abs(matrix[0, 0]) < abs(matrix[0, 1]):
         image, matrix = image.swapaxes(0, 1), matrix[::-1]
     return image[:: -1 if matrix[1, 1] < 0 else 1, :: -1 if matrix[0, 0] < 0 else 1]
-
-
-def ffmpeg_message(error: Exception) -> str:
-    """FFmpeg's message, without error number and path."""
-    return getattr(error, "strerror", None) or type(error).__name__
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +199,12 @@ def _check_not_truncated(
     path: str, container: av.container.InputContainer, stream: av.VideoStream
 ) -> None:
     """Compare the sample table of an mp4 or mov file with the file's size."""
-    complete = [entry.pos + entry.size <= container.size for entry in stream.index_entries]
+    size, entries = container.size, stream.index_entries
+    if refusal := VIDEO_FRAMES.refusal(len(entries)):
+        raise VideoError(path, refusal)
+    if len(entries) > size:
+        raise VideoError(path, f"damaged: it has {size:,} bytes for {len(entries):,} frames")
+    complete = [entry.pos + entry.size <= size for entry in entries]
     if not all(complete):
         cause = f"truncated: it has {sum(complete)} of its {len(complete)} frames"
         raise VideoError(path, cause)

@@ -63,8 +63,10 @@ class DecordDecoder(PyAVDecoder):
         decord.logging.set_level(decord.logging.QUIET)
         errors = decord.DECORDError, decord.DECORDLimitReachedError, RuntimeError, AssertionError
         try:
-            # decord raises above this tolerance; its default repeats frames that do not decode.
-            return decord.VideoReader(self.path, num_threads=1, fault_tol=1e-9)
+            with open(self.path, "rb") as file:
+                name = f"/dev/fd/{file.fileno()}"  # no address, whatever the name of the file
+                # decord raises above this tolerance; its default repeats frames that do not decode.
+                return decord.VideoReader(name, num_threads=1, fault_tol=1e-9)
         except errors as error:
             raise VideoError(self.path, f"decord cannot open it ({_first_line(error)})") from None
 
