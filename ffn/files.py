@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,6 +126,24 @@ def naming(path: Path) -> Iterator[None]:
 def printable(text: str) -> str:
     """A text whose file names that are not UTF-8 a console does not refuse, as ``\\udcff.mp4``."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def without_password(text: str) -> str:
+    """A text whose addresses have no name and password of a user, for messages and results.
+
+    All before the last @ is left out, since a password may contain @, / and ?.
+
+    >>> without_password("rtsp://admin:s/e@ret@camera/1?token=secret")
+    'rtsp://camera/1?token=***'
+    >>> without_password("https://host:80/photo@2x.mp4")
+    'https://host:80/photo@2x.mp4'
+    """
+    if "://" not in text:
+        return text
+    # After a plain host of http, an @ belongs to the name of a file.
+    streams, pages = r"(?<!https)(?<!http)://.*@", r"://(?![^/@:\s]+(:\d+)?/).*@"
+    text = re.sub(f"(?i){streams}|{pages}", "://", text)
+    return re.sub(r"(?i)([?&/](?:pass|passwd|password|pwd|token)=)[^&\s]+", r"\1***", text)
 
 
 def explain(error: BaseException) -> str:

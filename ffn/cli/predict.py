@@ -23,7 +23,7 @@ from ffn.cli.arguments import (
     refuse_missing,
 )
 from ffn.cli.predict_list import DEFAULT_BATCH, Batch, predict_list
-from ffn.files import make_writable, refuse_existing
+from ffn.files import make_writable, refuse_existing, without_password
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -275,7 +275,9 @@ def _targets(
     allowed = PICTURES if window.window is None else (".mp4",)
     if kind not in allowed:
         raise ValueError(f"--save is {picture.save}; expected a file *{', *'.join(allowed)}")
-    names = [Path(os.path.abspath(path)).stem for path in paths]  # "." is a folder, too
+    names = [
+        Path(os.path.abspath(without_password(path))).stem for path in paths
+    ]  # "." is a folder, too
     targets = [Path(picture.save.replace(NAME, name)) for name in names]
     if len({*targets}) < len(targets):
         raise ValueError(

@@ -28,7 +28,7 @@ from ffn.data.annotations import to_record
 from ffn.data.lists import is_video, read_list
 from ffn.data.records import Record
 from ffn.evaluation.collect import gather
-from ffn.files import atomic_write, write_text
+from ffn.files import atomic_write, without_password, write_text
 from ffn.serve.choose_frames import Always
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.inputs import is_address
@@ -240,7 +240,7 @@ def _rows(
     rows = []
     for (name, record), clip in zip(videos, found, strict=True):
         answer = clip if isinstance(clip, str) else next(answers)
-        rows.append([name, record.start, record.end, *cells(answer, labels)])
+        rows.append([without_password(name), record.start, record.end, *cells(answer, labels)])
     return rows
 
 

@@ -42,8 +42,11 @@ class Client:
 
     def __init__(self, address: str, timeout: float = 120.0) -> None:
         self._parts = urlsplit(address)
-        if self._parts.scheme not in CONNECTIONS or not self._parts.netloc:
-            raise ValueError(f"address is {address!r}; expected http://HOST:PORT")
+        netloc = self._parts.netloc
+        if self._parts.scheme not in CONNECTIONS or not netloc or "@" in netloc:
+            raise ValueError(
+                f"address is {address.rpartition('@')[2]!r}; expected http://HOST:PORT"
+            )
         self.address, self.timeout = address.rstrip("/"), timeout
 
     def predict(

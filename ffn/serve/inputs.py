@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
-from ffn.files import explain
+from ffn.files import explain, without_password
 from ffn.limits import DOWNLOAD_BYTES
 
 CHUNK = 1 << 20  # bytes of a download
@@ -84,7 +84,8 @@ def open_input(given: Input, *, pattern: str) -> Iterator[tuple[str, Video]]:
         with _as_file(f"{len(given):,} bytes", lambda path: path.write_bytes(given)) as opened:
             yield opened
     elif isinstance(given, str) and is_address(given):
-        with _as_file(given, lambda path: _fetch(given, path)) as opened:
+        name = without_password(given)
+        with _as_file(name, lambda path: _fetch(given, path)) as opened:
             yield opened
     elif isinstance(given, (np.ndarray, Tensor)):
         video = FramesInMemory(given)
@@ -131,7 +132,8 @@ def _fetch(address: str, path: Path) -> None:
     except VideoError:
         raise
     except Exception as error:  # of the packages that fsspec calls
-        raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
+        cause = without_password(explain(error))
+        raise VideoError(address, f"cannot be downloaded: {cause}") from error
 
 
 def _open_address(address: str) -> AbstractContextManager[IO[bytes]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ffn.files import printable
+from ffn.files import printable, without_password
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
@@ -57,7 +57,7 @@ class Output:
     def add_error(self, path: str, cause: str) -> None:
         """Print why there is no prediction; nothing as text, since standard error has it."""
         if self._is_json:
-            _print(json.dumps({"path": path, "error": cause}))
+            _print(json.dumps({"path": without_password(path), "error": cause}))
 
 
 def _print(line: str) -> None:

@@ -179,9 +179,14 @@ def test_addresses(predictor, mp4, server, tmp_path, monkeypatch) -> None:
         (f"file://{tmp_path}/missing.mp4", "cannot be downloaded: .*No such file"),
         ("nothing://host/video.mp4", "cannot be downloaded: Protocol not known"),
     ):
-        with pytest.raises(VideoError, match=cause) as caught:
-            predictor(address, frames=4)
-        assert caught.value.path == address
+        secret = address.replace(
+            "://", "://me:s3/cr@t@" if "nothing" in address else "://me:s3cr@t@"
+        )
+        for given in (address, secret) if "file" not in address else (address,):
+            with pytest.raises(VideoError, match=cause) as caught:
+                predictor(given, frames=4)
+            assert caught.value.path == address
+            assert "s3" not in str(caught.value)
         assert "/ffn-" not in str(caught.value)
     (tmp_path / "large.mp4").write_bytes(bytes(2000))
     monkeypatch.setenv("FFN_MAX_DOWNLOAD_BYTES", "1000")

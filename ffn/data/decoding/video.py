@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffn.files import without_password
 from ffn.limits import frame_refusal
 
 
@@ -23,6 +24,7 @@ class VideoError(RuntimeError):
 
     def __init__(self, path: str, cause: str = "", frame: int | None = None) -> None:
         # DataLoader re-raises an error of a worker with a single argument, its message.
+        path = without_password(path)  # an address
         self.path, self.cause, self.frame = path, cause, frame
         where = path if frame is None else f"{path}, frame {frame}"
         super().__init__(f"{where}: {cause}" if cause else where)

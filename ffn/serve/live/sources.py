@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ffn.data import VideoError
 from ffn.data.decoding import PATTERN
-from ffn.data.decoding.container import ffmpeg_message, to_rgb
+from ffn.data.decoding.container import to_rgb
+from ffn.data.decoding.opening import ffmpeg_message
+from ffn.files import without_password
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, is_address, open_input
 
@@ -272,17 +274,6 @@ def _connect(
         raise failure("interrupted", error) from None
     finally:
         container.close()
-
-
-def without_password(address: str) -> str:
-    """An address without the name and the password of a user, for messages and logs.
-
-    All before the last @ is left out, since a password may contain @, / and ?.
-
-    >>> without_password("rtsp://admin:s/e@ret@camera/1")
-    'rtsp://camera/1'
-    """
-    return re.sub("://.*@", "://", address)
 
 
 def open_source(

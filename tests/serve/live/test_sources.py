@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from live_network import Network
 from simulated_clock import SimulatedClock
 
+from ffn import files
 from ffn.data import VideoError
 from ffn.serve import LivePredictor, SourceEvent, open_source
 from ffn.serve.live.sources import (
@@ -24,7 +26,6 @@ from ffn.serve.live.sources import (
     Pace,
     Source,
     _stay_connected,
-    without_password,
 )
 
 SENDER = Path(__file__).parents[2] / "send_stream.py"
@@ -154,7 +155,8 @@ def test_times_that_are_missing() -> None:
 def test_names_of_cameras_and_addresses() -> None:
     for given in (0, "0", "/dev/video0", Path("/dev/video0")):
         assert open_source(given).name == "/dev/video0"
-    assert without_password("rtsp://camera/1?a=b") == "rtsp://camera/1?a=b"
+    assert doctest.testmod(files) == (0, 2)
+    assert files.without_password("rtsp://camera/1?a=b") == "rtsp://camera/1?a=b"
     for password in ("secret", "p@ss", "a/b", "a/b@c", "a?b", "a#b", "1/2@3"):
         source = open_source(f"rtsp://me:{password}@camera:554/1")
         assert source.name == "rtsp://camera:554/1"
