@@ -28,7 +28,8 @@ ROOMS = {
     "cli": None,  # everything
 }
 # Files that every folder may import.
-SHARED = {"clips", "devices", "files", "frame_counts", "labels", "limits", "registry", "version"}
+SHARED = {"clips", "devices", "files", "frame_counts", "labels", "limits", "recomputation"}
+SHARED |= {"registry", "version"}
 # Packages that a folder may import besides the standard library; no entry: any.
 LIBRARIES = {
     "layers": {"torch", "einops"},

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, compiler, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
 
 from ffn.clips import check_clip_of, varies
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 from ffn.frame_counts import frame_ranges, nearest
+from ffn.recomputation import run_restorably
 
 
 class FrameFlexible(nn.Module):
@@ -61,12 +62,7 @@ class FrameFlexible(nn.Module):
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
         self.activate(active)
-        outputs = (run or self.model)(clip)
-        for x in tree_leaves(outputs):
-            if isinstance(x, Tensor) and x.requires_grad and not compiler.is_compiling():
-                # Activation checkpointing runs layers again in the backward, after other forwards.
-                x.register_hook(lambda _: self.activate(active))
-        return outputs
+        return run_restorably(run or self.model, clip, partial(self.selected.restore, active))
 
     def forward_features(self, clip: Tensor, active: int | None = None) -> Any:
         """The network's ``forward_features``, in the sub-network that ``forward`` runs."""

@@ -8,16 +8,31 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 
 
 class ActiveCount(threading.local):
     """The active count, for each thread its own; the private modules of a network share one."""
 
     def __init__(self, count: int) -> None:
-        self._state = {"count": count}  # torch.compile loses what it sets on the local itself
+        # torch.compile loses what it sets on the local itself.
+        self._state = {"count": count, "is_restored": False}
 
-    count = property(lambda self: self._state["count"], lambda self, n: self._state.update(count=n))
+    count = property(lambda self: self._state["count"], lambda self, n: self._set(n, False))
+
+    def restore(self, count: int) -> None:
+        """Set the count of a forward pass again, in its backward."""
+        self._set(count, True)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a backward runs, and has not restored the count of its forward pass."""
+        if compiler.is_compiling() or self._state["is_restored"]:
+            return False
+        return torch._C._current_graph_task_id() != -1
+
+    def _set(self, count: int, is_restored: bool) -> None:
+        self._state.update(count=count, is_restored=is_restored)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActiveCount, (self.count,)  # copies and pickles have the count of this thread
@@ -44,6 +59,9 @@ class PrivateModules(nn.ModuleDict):
         """Run the active count's module."""
         if self.training and (count := str(self.selected.count)) not in self:
             raise ValueError(f"{count} frames are interpolated; train at {', '.join(self)}")
+        if self.selected.is_lost:
+            cause = "activation checkpointing runs a part of the network without its frame count"
+            raise RuntimeError(f"{cause}; pass tensors to it by position: checkpoint(part, x, …)")
         return self.active_module()(*args, **kwargs)
 
     def active_module(self) -> nn.Module:

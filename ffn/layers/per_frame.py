@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
-import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from ffn.clips import check_clip
 from ffn.layers.classifier import check_resettable, init_classifier
+from ffn.recomputation import run_restorably
 
 HEAD_STD = 1e-3  # of a new classifier: logits start close to zero, as TSM's and TEA's reference
 
@@ -90,11 +91,10 @@ class PerFrame(nn.Module):
         check_clip(clip, self.in_channels)
         frames = self.length.frames = clip.shape[2]
 
-        x = function(rearrange(clip, "b c t h w -> (b t) c h w"))
+        images = rearrange(clip, "b c t h w -> (b t) c h w")
+        restore = partial(setattr, self.length, "frames", frames)
+        x = run_restorably(function, images, restore)
 
-        if x.requires_grad and not torch.compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other forwards.
-            x.register_hook(lambda _: setattr(self.length, "frames", frames))
         return x.unflatten(0, (-1, frames))
 
     @property

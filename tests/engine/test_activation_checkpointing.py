@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ import timm
 import torch
 from engine_toys import backward, batch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.models import mobilenet_v3_large
 
 from ffn import backbones
 from ffn.core import convert, extract
 from ffn.engine.activation_checkpointing import checkpoint_blocks, find_blocks
 from ffn.engine.tasks import FlexibleTask
+from ffn.recomputation import run_restorably
 
 COUNTS = (2, 4, 7)
 DROPS = {"drop_path": 0.5, "dropout": 0.3}
@@ -232,3 +235,85 @@ def test_blocks_of_other_networks() -> None:
         assert len(blocks) == number
     with pytest.raises(ValueError, match="Sequential has no blocks"):
         checkpoint_blocks(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
+
+
+class Foreign(nn.Module):
+    """A network that checkpoints itself, keeps a tensor and returns any object."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any], run: Callable) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.Linear(4, 2)
+        self.wrap, self.run = wrap, run
+
+    def block(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+    def forward(self, clip: Tensor) -> Any:
+        self.kept = self.run(self.block, clip.requires_grad_()).mean((2, 3, 4))
+        return self.wrap(self.fc(self.kept))
+
+
+def again(block: Callable, clip: Tensor) -> Tensor:
+    return checkpoint(block, clip, use_reentrant=False)
+
+
+def by_keyword(block: Callable, clip: Tensor) -> Tensor:
+    return checkpoint(block, x=clip, use_reentrant=False)
+
+
+def reentrant(block: Callable, clip: Tensor) -> Tensor:
+    return checkpoint(lambda x: checkpoint(block, x, use_reentrant=True), clip, use_reentrant=True)
+
+
+def gradients(read: Callable, wrap: Callable = Tensor.clone, run: Callable = again) -> list[Tensor]:
+    """Of the weights, for a loss of two clips of other lengths, the shorter one last."""
+    torch.manual_seed(0)
+    model, loss = convert(Foreign(wrap, run), (2, 4), alter="none"), 0.0
+    nn.init.constant_(model.model.norm["2"].weight, 3.0)  # the sub-networks differ
+    for frames in (4, 2):
+        outputs = model(torch.randn(2, 3, frames, 4, 4))
+        loss = loss + read(outputs, model.model).square().sum()
+    loss.backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("run", [again, reentrant])
+@pytest.mark.parametrize(
+    ("wrap", "read"),
+    [
+        (lambda y: SimpleNamespace(logits=[y]), lambda o, _: o.logits[0]),
+        (lambda y: (y for _ in "1"), lambda o, _: next(o)),
+        (Tensor.detach, lambda _, network: network.kept),
+    ],
+    ids=["object", "generator", "attribute"],
+)
+def test_a_foreign_network_gets_its_gradients(
+    wrap: Callable, read: Callable, run: Callable
+) -> None:
+    expected = gradients(read, wrap, lambda block, clip: block(clip))
+
+    found = gradients(read, wrap, run)
+
+    assert len(found) == len(expected) >= 6
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_a_part_whose_count_is_unknown() -> None:
+    with pytest.raises(RuntimeError, match="without its frame count"):
+        gradients(lambda _, network: network.kept, Tensor.detach, by_keyword)
+
+
+def test_in_place_changes_are_found() -> None:
+    """torch's own check has no effect on tensors that a hook saves."""
+
+    def network(x: Tensor) -> Tensor:
+        y = x.exp()
+        return y.add_(1)
+
+    with pytest.raises(RuntimeError, match="in-place"):
+        run_restorably(network, torch.ones(2, requires_grad=True), lambda: None).sum().backward()
+    offloaded: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: offloaded.append(x) or x, Tensor.clone):
+        run_restorably(torch.exp, torch.ones(2, requires_grad=True), lambda: None).sum().backward()
+    assert len(offloaded) == 1
