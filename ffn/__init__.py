@@ -1,12 +1,13 @@
 """ffn: frame-flexible video recognition. One network, trained once, for any number of frames.
 
-The names that most programs need. Each is imported on first use, so ``import ffn`` loads neither
-torch nor a decoder, data set or logger.
+The names that most programs need, and the packages, as ``ffn.layers``. Each is imported on first
+use, so ``import ffn`` loads neither torch nor a decoder, data set or logger.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from ffn.version import __version__
@@ -33,10 +34,10 @@ __all__ = ["__version__", "export", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export":
-        return importlib.import_module("ffn.export")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"ffn.{name}"):
+        return importlib.import_module(f"ffn.{name}")
     raise AttributeError(f"module 'ffn' has no attribute {name!r}")
 
 

@@ -183,10 +183,9 @@ def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
     sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
-    if options.momentum and not task.uses_every_parameter:
-        # torch's fused kernel needs the momentum of all parameters or of none.
-        for parameter in (p for group in groups for p in group["params"]):
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    # torch's fused kernel needs the momentum of all parameters of a step or of none.
+    for parameter in (p for group in groups for p in group["params"] if options.momentum):
+        sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 
 

@@ -171,17 +171,26 @@ def gather(value: Any, world: World) -> list[Any]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Average gradients over all processes.
+    """Average gradients over all processes; one that a process does not have counts as zeros.
 
-    For steps with several backward passes over different parameters, which
-    ``DistributedDataParallel`` does not support.
+    Parameters without a gradient on any process stay without. For steps with several backward
+    passes over different parameters, which ``DistributedDataParallel`` does not support.
     """
     if world.size == 1:
         return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+    parameters = [p for p in parameters if p.requires_grad]
+    missing = {i for i, p in enumerate(parameters) if p.grad is None}
+    used = torch.ones(len(parameters), dtype=torch.uint8, device=world.device)
+    for i in missing:
+        used[i], parameters[i].grad = 0, torch.zeros_like(parameters[i])
+    gradients = [p.grad for p in parameters]
+    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+    for work in [*works, dist.all_reduce(used, dist.ReduceOp.MAX, async_op=True)]:
         work.wait()
     torch._foreach_div_(gradients, world.size)
+    for i in missing:
+        if not used[i]:
+            parameters[i].grad = None
 
 
 @torch.no_grad()

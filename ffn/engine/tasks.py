@@ -63,8 +63,8 @@ class Task(nn.Module):
 
     Attributes:
         Options: pydantic model of the task's options, derived from :class:`TaskOptions`.
-        uses_every_parameter: each step uses all parameters; if not, those that a step does not use
-            stay as they are, and ``DistributedDataParallel`` must find them.
+        uses_every_parameter: each step uses the parameters that the first one uses; if not, those
+            that a step does not use stay as they are, and DDP must find them.
         class_weights: weights of the classes (K,), or None.
         labels: one label per video, or several.
     """

@@ -101,7 +101,8 @@ class TrainStep:
         if ema_decay:
             self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=True)
         self.bad_steps = self.bad_steps_in_a_row = 0
-        self._forward = self._wrap()
+        # DDP, from the second step on: the first shows which parameters have gradients.
+        self._parallel: nn.Module | None = None
 
     def step(
         self,
@@ -129,8 +130,8 @@ class TrainStep:
         seed_step(self.seed, number, self.world.rank)
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         outputs, has_videos = self._accumulate(batches, number)
-        if self.sequential and has_videos:
-            average_gradients(self.model.parameters(), self.world)
+        if self._parallel is None and has_videos:
+            self._average()
         if has_videos:
             self.scaler.unscale_(self.optimizer)  # the norm is in the units of the loss
         largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
@@ -229,7 +230,7 @@ class TrainStep:
             if self.sequential:
                 outputs = self.task(batch, backward)
             else:
-                outputs = (self._forward if is_last else self.task)(batch)
+                outputs = (self._parallel if is_last and self._parallel else self.task)(batch)
         if not self.sequential:
             backward(outputs["loss"])
         return {**outputs, "label": batch["label"]}
@@ -244,10 +245,15 @@ class TrainStep:
             f"{cause}: step skipped ({self.bad_steps_in_a_row} in a row, {self.bad_steps} in all)"
         )
 
-    def _wrap(self) -> nn.Module:
-        """The task in DDP, where one backward pass makes the step; else the task itself."""
-        if self.world.size == 1 or self.sequential:
-            return self.task
+    def _average(self) -> None:
+        """Average gradients without DDP; make it if one backward pass makes a step."""
+        if self.world.size > 1 and not self.sequential:
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            unused = [not self.task.uses_every_parameter, any(p.grad is None for p in trained)]
+            self._parallel = self._wrap(find_unused=any(any_of(unused, self.world)))
+        average_gradients(self.model.parameters(), self.world)
+
+    def _wrap(self, *, find_unused: bool) -> DistributedDataParallel:
         devices = [self.world.device] if self.world.device.type == "cuda" else None
         with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
             warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
@@ -255,7 +261,7 @@ class TrainStep:
                 self.task,
                 device_ids=devices,
                 broadcast_buffers=False,
-                find_unused_parameters=not self.task.uses_every_parameter,
+                find_unused_parameters=find_unused,
                 gradient_as_bucket_view=True,  # no second copy between micro-batches
             )
 

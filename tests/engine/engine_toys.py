@@ -233,7 +233,7 @@ def backward(task: nn.Module, batch: dict[str, Any], views: str = "together") ->
 
 def toy_step(world: World, task: Task, views: str = "together", **more: Any) -> TrainStep:
     """A train step with SGD that takes batches as they are."""
-    sgd = {"lr": 0.01, "momentum": more.pop("momentum", 0)}
+    sgd = {"lr": 0.01, **{k: more.pop(k) for k in ("momentum", "weight_decay") if k in more}}
     return TrainStep(
         task.train(),
         torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], **sgd),

@@ -8,11 +8,13 @@ import pytest
 import torch
 from engine_toys import CPU, batch, flexible_task, toy_step
 from forked import Ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.distributed import ReplicaError, World, check_replicas, on_main
 from ffn.engine.meter import Meter
+from ffn.engine.optim import set_learning_rate
+from ffn.engine.tasks import PlainTask
 
 
 def share(values: Tensor, world: World) -> Tensor:
@@ -64,6 +66,51 @@ def test_two_processes_train_on_the_mean_gradient(
     for found in two_ranks.run(training_steps, views, checkpointed):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-10)
+
+
+class Partial(nn.Module):
+    """Classifies pixels; no step uses ``unused``, and ``runs`` decides on ``sometimes``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.sometimes, self.unused = (nn.Linear(3, 3).double() for _ in range(3))
+        self.runs = True
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = self.layer(clip.mean((2, 3, 4)))
+        return x + self.sometimes(x) if self.runs else x
+
+
+def partial_steps(world: World, views: str, plan: list[list[bool]]) -> dict[str, Tensor]:
+    """Train in float64; ``plan`` has for each step whether a rank uses a layer."""
+    torch.manual_seed(0)
+    task = PlainTask(Partial(), 4)
+    step = toy_step(world, task, views, weight_decay=0.1)
+    for number, runs in enumerate(plan):
+        videos = batch((4,), size=4, seed=number)
+        for rank in range(2) if world.size == 1 else [world.rank]:
+            two = World(rank, 2, world.device)
+            clips = {4: share(videos["clips"][4].double(), two)}
+            own = {"clips": clips, "label": share(videos["label"], two)}
+            task.model.runs = runs[rank]
+            if world.size > 1:
+                step.step([own | {"skipped": []}], number=number, lr=0.1)
+            else:
+                (task(own)["loss"] / 2).backward()
+        if world.size == 1:
+            set_learning_rate(step.optimizer, 0.1)
+            step.optimizer.step()
+            step.optimizer.zero_grad()
+    return task.model.state_dict()
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_layers_without_a_gradient(two_ranks: Ranks, views: str) -> None:
+    """A layer that no process uses stays; one that a process does not use has half a gradient."""
+    plan = [[True, False], [True, True], [False, False], [False, True]]
+    expected = partial_steps(CPU, views, plan)
+    for found in two_ranks.run(partial_steps, views, plan):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def steps_with_empty_batches(
