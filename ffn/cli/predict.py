@@ -193,11 +193,11 @@ def _refuse(
 
 def _videos(given: str) -> Iterator[str]:
     """The videos in a folder, sorted; or the given file, folder of frames or address itself."""
-    from ffn.data.lists import is_video
+    from ffn.data.suffixes import is_frame_folder, videos_in
 
     found = []
-    if os.path.isdir(given):
-        found = sorted(entry.path for entry in os.scandir(given) if is_video(entry.name))
+    if os.path.isdir(given) and not is_frame_folder(Path(given)):
+        found = [os.path.join(given, video.name) for video in videos_in(Path(given))]
     yield from found or [given]
 
 

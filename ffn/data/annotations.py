@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ffn.data.lists import COLUMNS, AnnotationRow, is_json, read_lines, read_list, short
 from ffn.data.records import Label, Record
-from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name, is_tool_folder
+from ffn.data.suffixes import is_frame_folder, is_tool_folder, videos_in, visible
 from ffn.labels import SEPARATOR, canonical
 from ffn.limits import CLASSES
 
@@ -122,7 +122,7 @@ def _read_class_folders(folder: Path) -> list[AnnotationRow]:
 
     Hidden folders and folders that a tool wrote are left out.
     """
-    classes = [entry for entry in _entries(folder) if entry.is_dir() and not is_tool_folder(entry)]
+    classes = [entry for entry in visible(folder) if entry.is_dir() and not is_tool_folder(entry)]
     if not classes:
         raise ValueError(f"{folder} has no sub-folders of videos; expected one per class")
     return [row for entry in classes for row in _class_videos(entry)]
@@ -130,21 +130,16 @@ def _read_class_folders(folder: Path) -> list[AnnotationRow]:
 
 def _class_videos(folder: Path) -> list[AnnotationRow]:
     """The videos of one class: files, and folders of frames."""
-    entries = _entries(folder)
-    videos = [e for e in entries if e.is_dir() or e.suffix.lower() in VIDEO_SUFFIXES]
+    videos = videos_in(folder)
+    for other in sorted({*visible(folder)} - {*videos}):
+        if other.is_dir() and not is_frame_folder(other):
+            raise ValueError(
+                f"{other} is no folder of frames; expected CLASS/VIDEO in {folder.parent}. Move it "
+                f"away, or give the folder above the classes, e.g. data.train={folder.name}"
+            )
     if not videos:
         raise ValueError(f"{folder} contains no video; expected video files or folders of frames")
-    folders = [entry for entry in videos if entry.is_dir()]
-    if folders and not any(f.suffix.lower() in IMAGE_SUFFIXES for f in folders[0].iterdir()):
-        raise ValueError(
-            f"{folders[0]} is no folder of frames; expected CLASS/VIDEO in {folder.parent}. Move "
-            f"it away, or give the folder above the classes, e.g. data.train={folder.name}"
-        )
     return [AnnotationRow(str(video), os.path.abspath(video), folder.name) for video in videos]
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
 
 
 def _label_indices(

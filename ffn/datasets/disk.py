@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from ffn.data.suffixes import (
-    COPIES,
-    IMAGE_SUFFIXES,
-    TOOL_FILES,
-    VIDEO_SUFFIXES,
-    is_system_name,
-)
+from ffn.data.suffixes import COPIES, VIDEO_SUFFIXES, are_frames, is_system_name
 
 INDEX = {"dataset.json", "problems.csv"}  # files of the folder of an index
 LIST_SUFFIXES = (".csv", ".json", ".txt")
@@ -86,20 +80,15 @@ def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
         if here and (COPIES in names or names >= INDEX):
             continue
         prefix = f"{here}/" if here else ""
-        kinds = defaultdict(list)
         for entry in entries:
             suffix = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir():
                 pending.append(prefix + entry.name)
             elif suffix in VIDEO_SUFFIXES:
-                kinds["video"].append(prefix + entry.name)
-            elif suffix in IMAGE_SUFFIXES:
-                kinds["image"].append(entry.name)
+                videos.append(prefix + entry.name)
             elif suffix in LIST_SUFFIXES:
-                kinds["list"].append(prefix + entry.name)
-        videos += kinds["video"]
-        lists += kinds["list"]
-        if kinds["image"] and not kinds["video"] and here and not names & set(TOOL_FILES):
+                lists.append(prefix + entry.name)
+        if here and are_frames(names):
             folders.append(here)
     return Inventory(root, tuple(sorted(videos)), tuple(sorted(folders)), tuple(sorted(lists)))
 

@@ -7,6 +7,8 @@ from unittest.mock import patch
 import pytest
 from preparation_layouts import Layouts, index, problems, write_damaged, write_videos
 
+from ffn.data import read_annotations
+from ffn.data.suffixes import videos_in
 from ffn.datasets import (
     DATASETS,
     Entry,
@@ -97,11 +99,23 @@ def test_a_registered_data_set_whose_lists_are_never_replaced(layouts: Layouts) 
 
 def test_figures_of_tools_and_files_of_systems_are_no_videos(layouts: Layouts) -> None:
     write_videos(layouts, 1)
-    for path in ("__MACOSX/run", "train/run/.AppleDouble", "train/@eaDir"):
+    layouts.frames("train/run/frames")
+    layouts.frames("train/run/0")  # of the video 0.mp4
+    junk = ("__MACOSX", ".AppleDouble", "@eaDir", "$Recycle.Bin", "System Volume Information")
+    for path in (f"{above}/{name}" for above in ("run", "train", "train/run") for name in junk):
         layouts.video(f"{path}/0.mp4")
         layouts.frames(f"{path}/frames")
+    for name in ("._0.mp4", "Thumbs.db", ".DS_Store", "desktop.ini"):
+        layouts.text(f"train/run/{name}", [])
+    layouts.text("train/run/report.csv", [])
     prepare("folder", layouts.root)
     classes = (layouts.root / "index/classes.txt").read_text()
+    paths = ["train/run/0.mp4", "train/run/frames"]
+    assert [row["path"] for row in index(layouts.root)] == paths
+    assert classes == "run\n"
+    records, _ = read_annotations(layouts.root / "train")
+    assert [record.path for record in records] == [str(layouts.root / path) for path in paths]
+    assert [*map(str, videos_in(layouts.root / "train/run"))] == [record.path for record in records]
     layouts.text("runs/test/results.png", [])
     layouts.text("runs/a/log.jsonl", [])
     layouts.text("runs/a/network.confusion.png", [])
