@@ -7,7 +7,7 @@ entry that cannot be read in exactly one way becomes a `Problem` and is left out
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -218,13 +218,18 @@ def check(listing: Listing, disk: Inventory) -> list[Entry]:
 
 def find_empty_classes(listing: Listing, entries: Iterable[Entry]) -> None:
     """Add a problem for every class without a usable video in a split."""
-    seen = defaultdict(set)
-    for entry in entries:
-        seen[entry.split].add(entry.label)
+    found = Counter((entry.split, entry.label) for entry in entries)
     for split in listing.splits:
+        fold = split.rpartition("/")[0]
+        others = [one for one in listing.splits if one.rpartition("/")[0] == fold]
         for name in listing.classes:
-            if name not in seen[split]:
-                listing.add_problem("class", split, name, "no usable video of this class")
+            if found[split, name]:
+                continue
+            count = sum(found[one, name] for one in others)
+            where = ", ".join(one for one in others if found[one, name])
+            cause = "1 video only," if count == 1 else f"all {count} videos of this class are"
+            cause = f"{cause} in {where}" if count else "no usable video of this class"
+            listing.add_problem("class", split, name, cause)
 
 
 def _check_names(listing: Listing) -> None:
@@ -235,7 +240,7 @@ def _check_names(listing: Listing) -> None:
                 "blank, contains a control character, is not UTF-8, or would be taken for a video "
                 "or for several labels; rename it"
             )
-    splits = set(listing.splits)
+    splits = set(listing.splits) or {""}
     odd = [entry for entry in listing.entries if entry.split not in splits]
     if odd:
         raise PreparationError(

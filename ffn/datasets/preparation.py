@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ffn.datasets.listing import (
     check,
     find_empty_classes,
 )
-from ffn.datasets.splits import SplitSettings, split_entries
+from ffn.datasets.splits import SplitSettings, find_groups, split_entries
 from ffn.labels import canonical
 
 
@@ -108,6 +108,8 @@ def prepare(
             f"none of the {len(usable)} videos can be read; the first problem: "
             f"{_first_cause(listing.problems)}"
         )
+    if not listing.splits:
+        split_entries(listing, found, split or SplitSettings())
     find_empty_classes(listing, found)
     listing.problems.sort()
     about = {"dataset": dataset, "verified": verify}
@@ -150,13 +152,13 @@ def _read_lists(
     listing.classes = [*dict.fromkeys(map(canonical, listing.classes))]
     for entry in listing.entries:
         entry.label = canonical(entry.label)
-    if not listing.splits:
-        split_entries(listing, split or SplitSettings())
-    elif split is not None:
+    if listing.splits and split is not None:
         raise PreparationError(
             f"{dataset} has splits ({', '.join(listing.splits)}) and is not split at random; leave "
             "out the fraction, the group pattern and the seed"
         )
+    if split is not None and split.group_pattern is not None:
+        find_groups(listing, split.group_pattern)
     return listing
 
 
@@ -196,9 +198,10 @@ def _copy(
         if isinstance(result, str):
             listing.add_problem("conversion", entry.split, entry.name, _with_path(entry, result))
         else:
-            path, copied_facts = result
-            copied[path] = copied_facts
-            entries.append(replace(entry, path=path, start=None, end=None))
+            entry.path, copied_facts = result
+            entry.start = entry.end = None
+            copied[entry.path] = copied_facts
+            entries.append(entry)
     return copied, entries
 
 

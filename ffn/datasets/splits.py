@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ffn.datasets.disk import video_name
@@ -44,17 +44,23 @@ class SplitSettings:
             ) from None
 
 
-def split_entries(listing: Listing, settings: SplitSettings) -> None:
-    """Give each entry the split train or val: whole groups, each class near its fraction.
+def find_groups(listing: Listing, pattern: str) -> None:
+    """Set the group of each entry by a pattern in its name.
 
     Raises:
-        PreparationError: if the group pattern does not match a name, or without its first group.
+        PreparationError: if the pattern does not match a name, or without its first group.
     """
+    for entry in listing.entries:
+        entry.group = _group(entry, pattern)
+
+
+def split_entries(listing: Listing, entries: Sequence[Entry], settings: SplitSettings) -> None:
+    """Give entries the split train or val: whole groups, each class near its fraction."""
     listing.splits = ["train", "val"]
     groups = defaultdict(list)
-    for entry in listing.entries:
-        groups[_group(entry, settings.group_pattern)].append(entry)
-    counts = Counter(entry.label for entry in listing.entries)
+    for entry in entries:
+        groups[entry.group or entry.name].append(entry)
+    counts = Counter(entry.label for entry in entries)
     wanted = {name: max(1, round(n * settings.val_fraction)) for name, n in counts.items()}
     taken: Counter[str] = Counter()
     for group in sorted(groups, key=lambda name: _hash(f"{settings.seed}/{name}")):
@@ -65,7 +71,6 @@ def split_entries(listing: Listing, settings: SplitSettings) -> None:
         validation = with_it < without and not empties
         for entry in groups[group]:
             entry.split = "val" if validation else "train"
-            entry.group = None if settings.group_pattern is None else group
         if validation:
             taken += inside
     _fill_empty_classes(groups, counts, taken)
@@ -95,9 +100,7 @@ def _fill_empty_classes(
                     entry.split = "val"
 
 
-def _group(entry: Entry, pattern: str | None) -> str:
-    if pattern is None:
-        return entry.name
+def _group(entry: Entry, pattern: str) -> str:
     found = re.search(pattern, video_name(entry.path or entry.name))
     if found is None:
         raise PreparationError(

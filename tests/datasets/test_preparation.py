@@ -13,6 +13,7 @@ from preparation_layouts import NAMES, Layouts, index, labels, problems
 from ffn.data import read_annotation_rows, read_annotations, read_classes, swap_pairs
 from ffn.datasets import (
     DATASETS,
+    CopySettings,
     PreparationError,
     SplitSettings,
     mirror_pairs,
@@ -294,6 +295,25 @@ def test_folder_is_split_by_class_and_reproducible(layouts: Layouts) -> None:
     assert len(together) == 15
     prepare("folder", layouts.root, split=SplitSettings(0.4, seed=1), overwrite=True)
     assert labels(layouts.root, "val") != held_out
+
+
+@pytest.mark.parametrize("reencoded", [False, True])
+def test_splits_are_drawn_among_readable_videos(layouts: Layouts, reencoded: bool) -> None:
+    write_clips(layouts, {"run/a": 2, "jump/a": 1, "walk/a": 1})
+    for number in range(8):
+        layouts.text(f"run/text{number}.mp4", ["no video"])
+    layouts.text("jump/text.mp4", ["no video"])
+    copies = CopySettings(layouts.root / "small") if reencoded else None
+
+    summary = prepare("folder", layouts.root, copies=copies)
+
+    assert sorted(labels(layouts.root, "train").values()) == ["jump", "run", "walk"]
+    assert [*labels(layouts.root, "val").values()] == ["run"]
+    causes = {(p.split, p.name): p.detail for p in summary.problems if p.kind == "class"}
+    assert causes == dict.fromkeys([("val", "jump"), ("val", "walk")], "1 video only, in train")
+    assert summary.description["listed"] == {"train": 3, "val": 1, "": 9}
+    with pytest.raises(PreparationError, match=r"'x' does not match"):
+        prepare("folder", layouts.root, split=SplitSettings(group_pattern="x"), overwrite=True)
 
 
 def test_folder_keeps_groups_together(layouts: Layouts) -> None:
