@@ -156,6 +156,18 @@ def test_errors_name_file_and_cause(tmp_path):
         assert cause in caught.value.cause
 
 
+def test_encrypted_videos_and_animations_that_ffmpeg_lacks(write_video, tmp_path):
+    key = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "0" * 32}
+    write_video(tmp_path / "a.mp4", container=key | {"encryption_kid": "0" * 32})
+    frames = [Image.new("RGB", (64, 48), (shade, 0, 0)) for shade in (0, 99, 200)]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:])
+    for name, cause in (("a.mp4", "encrypted"), ("a.webp", "animated WebP")):
+        with pytest.raises(VideoError, match=cause):
+            open_video(tmp_path / name).read([0])
+    frames[2].save(tmp_path / "still.webp")
+    assert len(open_video(tmp_path / "still.webp")) == 1
+
+
 def test_hidden_frames_are_not_counted(write_video, numbers, tmp_path):
     # Frames at times below 0 are in the header, but are not shown.
     path = write_video(

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
 
+# Metadata that encrypted videos have in mkv and webm, and in wmv.
+KEYS = {"enc_key_id", "ASF_Protection_Type"}
+ENCRYPTED = "encrypted, which is not read; decrypt it with the program that has its key"
+
 
 def open_container(path: str) -> av.container.InputContainer:
     """Open a file for decoding on one thread; FFmpeg reports damage as an error.
@@ -58,6 +62,8 @@ def _why_unusable(container: av.container.InputContainer) -> str:
     context = stream.codec_context
     if context is None:
         return "FFmpeg has no decoder for its video stream"
+    if KEYS & {*container.metadata, *stream.metadata}:
+        return ENCRYPTED
     return frame_refusal(context.width, context.height)
 
 
@@ -167,7 +173,7 @@ def read_timeline(
     not_seekable = _unseekable_format(names, context.codec.canonical_name)
     times, keyframe_times, open_gop = None, np.empty(0, dtype=np.int64), False
     if not not_seekable:
-        packets, not_seekable = _shown_packets(container, stream)
+        packets, not_seekable = _shown_packets(path, container, stream)
     if not not_seekable:
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
@@ -220,16 +226,20 @@ def _unseekable_format(container: str, codec: str) -> str:
 
 
 def _shown_packets(
-    container: av.container.InputContainer, stream: av.VideoStream
+    path: str, container: av.container.InputContainer, stream: av.VideoStream
 ) -> tuple[list[_Packet], str]:
     """The packets of shown frames in decoding order, and why the file is not seekable, or ""."""
     import av
 
-    packets = []
+    packets, most = [], VIDEO_FRAMES.value
     try:
         for packet in container.demux(stream):
+            if packet.has_sidedata("encryption_info"):
+                raise VideoError(path, ENCRYPTED)
             if packet.size and not packet.is_discard:
                 packets.append(_Packet(packet.pts, packet.is_keyframe, packet.is_corrupt))
+            if len(packets) > most:
+                raise VideoError(path, VIDEO_FRAMES.refusal(len(packets)))
     except (av.error.FFmpegError, OSError, ValueError) as error:
         return packets, f"reading its packets fails ({ffmpeg_message(error)})"
     times = [packet.time for packet in packets]
@@ -256,5 +266,5 @@ def _decode_times(path: str) -> np.ndarray:
     with open_container(path) as container:
         times = [frame.pts or 0 for frame in decode_frames(path, container)]
     if not times:
-        raise VideoError(path, "the file has no frame")
+        raise VideoError(path, "the file has no frame, or is encrypted")
     return np.array(times, dtype=np.int64)

@@ -61,8 +61,10 @@ def open_local(path: str) -> av.container.InputContainer:
             if refusal := _samples_refusal(file):
                 raise VideoError(path, refusal)
             file.seek(0)
+            head = file.read(21)
+            file.seek(0)
             options["fd"] = str(file.fileno())  # is duplicated
-            return av.open("fd:", metadata_errors="ignore", options=options)
+            container = av.open("fd:", metadata_errors="ignore", options=options)
     except av.error.ArgumentError:
         raise VideoError(
             path, "not a video, or a format that is not read, as a list of files"
@@ -70,6 +72,11 @@ def open_local(path: str) -> av.container.InputContainer:
     except (av.error.FFmpegError, OSError, ValueError) as error:
         cause = f"not a video, or truncated before its index ({ffmpeg_message(error)})"
         raise VideoError(path, cause) from None
+    # The format of single pictures: FFmpeg has none for animations.
+    if container.format.name == "webp_pipe" and head[12:16] == b"VP8X" and head[20] & 2:
+        cause = "an animated WebP, which this FFmpeg does not decode; convert it to mp4 or gif"
+        raise VideoError(path, cause)
+    return container
 
 
 def local_address(path: str | os.PathLike[str]) -> str:
