@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,30 @@ def test_records_that_ask_for_too_much(tmp_path: Path, monkeypatch: pytest.Monke
         ({"trained_frames": [*range(1, 20_001)]}, "20,000 trained frame counts; at most 64"),
         ({"num_classes": 10**9}, "1,000,000,000 classes; at most 100,000"),
         ({"versions": "x" * 300_000}, "FFN_MAX_RECORD_BYTES"),
+        ({"trained_frames": [4, 10**12]}, "1,000,000,000,000 frames per clip; at most 4,096"),
+        ({"trained_frames": [4], "ranges": [[1, 10**12]]}, "frames per clip; at most 4,096"),
     ):
         path = weights(tmp_path, yaml.safe_dump(record(**changes)))
         started = time.monotonic()
         with pytest.raises(WeightsError, match=rf"a\.yaml is not a record of weights: .*{message}"):
             ffn.load(path)
         assert time.monotonic() - started < 10
+
+
+def test_networks_larger_than_their_weights(tmp_path: Path) -> None:
+    """They are compared before they take memory."""
+    large = {"layers": [10**9, 1, 1, 1]}
+    for changes, message in (
+        ({"model_args": {"width": 1_000_000}}, "does not fit the model"),
+        ({"model_args": {"width": 10**10}}, "model_args of the record .a.*are not valid"),
+        ({"model_args": {"width": "x"}}, "model_args of the record .a.*are not valid"),
+        ({"model": "tsm_r18", "model_args": large}, "are of a larger network"),
+    ):
+        path = weights(tmp_path, yaml.safe_dump(record(**changes)))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with pytest.raises(WeightsError, match=message):
+            ffn.load(path)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KB
 
 
 def test_record_with_aliases(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Every model maps a clip (B, C, T, H, W) to logits (B, K); none depends on a numb
 
 from ffn.backbones.registry import (
     build,
+    is_own,
     is_registered,
     model_names,
     register,
@@ -21,6 +22,7 @@ __all__ = [
     "SlowFast",
     "UniFormer",
     "build",
+    "is_own",
     "is_registered",
     "model_names",
     "register",

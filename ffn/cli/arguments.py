@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from ffn.engine.options import Config
     from ffn.serve import Predictor
-    from ffn.zoo import WeightRecord
 
 
 def _each(value: Any) -> Sequence[Any]:
@@ -197,27 +195,6 @@ def find_device(name: str | None, kinds: Collection[str] = ("cpu", "cuda", "mps"
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return check_device(name, "--device", kinds)
-
-
-@contextmanager
-def classes_of(weights: str, record: WeightRecord) -> Iterator[None]:
-    """Say in errors about labels of videos that the expected classes are those of weights.
-
-    Raises:
-        ValueError: in place of a ``LabelError`` raised inside.
-    """
-    from ffn.data import LabelError
-
-    try:
-        yield
-    except LabelError as error:
-        if record.classes is None:
-            raise
-        shown = ", ".join(record.classes[:4]) + ", …" * (len(record.classes) > 4)
-        raise ValueError(
-            f"{weights} has other classes than the videos: {error}. The classes of {weights} are "
-            f"{shown}; give videos of these classes, or weights of the classes of the videos"
-        ) from None
 
 
 def refuse_missing(*inputs: str | Path) -> None:

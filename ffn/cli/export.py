@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 from cyclopts.types import ExistingPath, PositiveInt
 
-from ffn.cli.arguments import FrameCount, Imports, Overwrite, Weights, classes_of
+from ffn.cli.arguments import FrameCount, Imports, Overwrite, Weights
 from ffn.files import refuse_existing
 from ffn.registry import import_extensions
 
@@ -120,8 +120,7 @@ def read_calibration(
     from ffn.export import Calibration
 
     options = {} if path.is_dir() else {"root": root}
-    with classes_of(record.name, record):
-        videos = read_annotations(path, classes=record.classes, **options)[0]
+    videos = read_annotations(path, classes=record.classes, **options)[0]
     order = np.random.default_rng(SEED).permutation(len(videos)).tolist()
     half = min(CALIBRATION_CLIPS, len(videos) // 2)
     if half == 0:

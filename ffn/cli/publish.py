@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +49,8 @@ def publish(
         hub: USER/REPO: also publish on the Hugging Face Hub, with a model card.
         private: In a private repository.
     """
+    if not re.fullmatch(r"[^./\\][^/\\]*", name):
+        raise ValueError(f"NAME is {name!r}; expected a name without folders. See --output")
     if private and not hub:
         raise ValueError("--private needs --hub")
     import_extensions(imports or [])

@@ -17,7 +17,6 @@ from ffn.cli.arguments import (
     Override,
     Overwrite,
     Runtime,
-    classes_of,
     names_of,
     read_run,
 )
@@ -221,6 +220,7 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
 
     Without class names in the record, the names are those of the data set.
     """
+    from ffn.data import LabelError
     from ffn.engine.build_data import read_config_splits
 
     kind = "multi" if record.multi_label else "single"
@@ -229,8 +229,10 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
             f"data.labels is {config.data.labels}; {weights} was trained with {kind}. Set "
             f"data.labels={kind}, with lists of this kind, or name other weights"
         )
-    with classes_of(weights, record):
+    try:
         splits = read_config_splits(config.data, with_train=False, classes=record.classes)
+    except LabelError as error:
+        raise ValueError(f"{weights} was trained with other classes: {error}") from None
     if record.num_classes != len(splits.classes):
         raise ValueError(
             f"{weights} has {record.num_classes} classes without names; the data set has "

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.lists import COLUMNS, AnnotationRow, is_json, read_lines, read_list, short
+from ffn.data.lists import COLUMNS, JSON_START, AnnotationRow, read_lines, read_list, short
 from ffn.data.records import Label, Record
 from ffn.data.suffixes import is_frame_folder, is_tool_folder, videos_in, visible
 from ffn.labels import SEPARATOR, canonical
@@ -85,7 +85,7 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
     for first in names[:1]:
         cells = {cell.strip(' "').lower() for cell in re.split("[,;\t]", first)}
         is_yaml = Path(path).suffix.lower() in (".yaml", ".yml") or first.startswith(("- ", "---"))
-        if is_json(first) or is_yaml or first.startswith("#") or cells <= _CLASS_HEADER:
+        if JSON_START.match(first) or is_yaml or first.startswith("#") or cells <= _CLASS_HEADER:
             raise ValueError(
                 f"{path}: the first line is {short(first)}; expected a text file with one class "
                 "name per line, without a header, in the order of the class indices"
@@ -182,8 +182,9 @@ def _class_indices(
         if label not in index:
             close = get_close_matches(label, names, n=1, cutoff=0.0)
             raise LabelError(
-                f"{where}: label {short(label)} is not one of the {len(names)} classes; the "
-                f"closest is {close[0]!r}"
+                f"{where}: label {short(label)} is not one of the {len(names)} classes (of the "
+                f"weights, data.classes or data.train); the closest is {close[0]!r}. Give a list "
+                "and classes of one data set"
             )
     return [index[label] for _, label in labels], names
 

@@ -28,7 +28,7 @@ COLUMNS = {
 }
 _NAMES = {"group", *(name for names in COLUMNS.values() for name in names)}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
-_JSON = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # the first line
+JSON_START = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # in a line
 # What the first lines of official lists hold, and the data sets of `ffn prepare` that read them.
 _OFFICIAL = {
     r'"template"': "sthv2",
@@ -111,11 +111,6 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip(" \t")]
 
 
-def is_json(line: str) -> bool:
-    """Whether the first line of a file begins a JSON object or array."""
-    return _JSON.match(line) is not None
-
-
 def read_list(path: Path, *, labelled: bool = True) -> list[AnnotationRow]:
     """Read the rows of a table or a text list.
 
@@ -129,7 +124,7 @@ def read_list(path: Path, *, labelled: bool = True) -> list[AnnotationRow]:
         ValueError: if it has no video, or a line is invalid.
     """
     lines = read_lines(path)
-    if lines and is_json(lines[0][1]):
+    if lines and JSON_START.match(lines[0][1]):
         first = "\n".join(line for _, line in lines[:20])
         raise ValueError(f"{path}:{lines[0][0]}: JSON; {_expected(first)}")
     separator = _separator(path, lines[0][1]) if lines else None
@@ -203,25 +198,19 @@ def _header(
     repeated = any(header.count(name) > 1 for name in header if name)
     one_kind = ("label" in found) != ("labels" in found)
     if repeated or "path" not in found or (labelled and not one_kind):
-        raise ValueError(
-            f"{path}:{number}: the header is {short(header)}; {_expected(line)}, and no name "
-            "twice. A list without a header is a .txt file with lines 'path label'"
-        )
+        raise ValueError(f"{path}:{number}: the header is {short(header)}; {_expected(line)}")
     return header, found
 
 
 def _expected(text: str) -> str:
-    """The columns of a table, after the command for a text of an official list."""
-    return (
-        f"{_command(text)}expected a table with a column path, one of label and labels (several, "
-        f"separated by {SEPARATOR}), for parts of videos start and end in seconds"
-    )
-
-
-def _command(text: str) -> str:
-    """The command that reads the official list with this text; empty if there is none."""
+    """What a list holds, after the command for a text of an official list."""
     names = next((names for like, names in _OFFICIAL.items() if re.search(like, text)), "")
-    return names and f"`ffn prepare {names} --root FOLDER` reads such official lists; "
+    command = names and f"`ffn prepare {names} --root FOLDER` reads such official lists; "
+    return (
+        f"{command}expected a table with the columns path and label, or labels (several, separated "
+        f"by {SEPARATOR}), each once, for parts of videos start and end in seconds; or a .txt file "
+        "with lines 'path label' or 'path frames label', with tabs between all columns"
+    )
 
 
 def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationRow]:
@@ -253,11 +242,7 @@ def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationR
 
 
 def _refuse(where: str, line: str, reason: str) -> None:
-    raise ValueError(
-        f"{where}: {short(line)} {reason}; {_command(line)}expected a csv with the header "
-        "path,label, or lines 'path label' or 'path frames label', with tabs between the columns "
-        "of every line"
-    )
+    raise ValueError(f"{where}: {short(line)} {reason}; {_expected(line)}")
 
 
 def _check_row(row: AnnotationRow, labelled: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -9,6 +11,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ffn import backbones
 from ffn.core import (
@@ -56,9 +59,7 @@ def load_with_record(
     """Like :func:`load`; also returns the record: classes, preprocessing, metrics."""
     device = check_device(device)
     record, state = read_weights(name_or_path)
-    model = model_from_record(record)
-    match_state(state, model.state_dict()).require(str(name_or_path))
-    model.load_state_dict(state)
+    model = _trained(record, state, str(name_or_path))
     model.record = record
     return model.to(device).eval(), record
 
@@ -97,9 +98,7 @@ def load_start_weights(
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
     elif not is_flexible and record.trained_frames is not None:
-        flexible = model_from_record(record)
-        match_state(state, flexible.state_dict()).require(str(name_or_path))
-        flexible.load_state_dict(state)
+        flexible = _trained(record, state, str(name_or_path))
         count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
         state = _plain_state(flexible, count)
         purpose = "" if frames is None else f", which runs clips of {frames} frames"
@@ -107,6 +106,38 @@ def load_start_weights(
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
     return replace(match, note=note), record
+
+
+def _trained(record: WeightRecord, state: Mapping[str, Tensor], source: str) -> nn.Module:
+    """The network of a record with a state dict, compared before the network takes memory."""
+    match_state(state, shapes_of(record, 10 * len(state) + 1000)).require(source)
+    model = model_from_record(record)
+    model.load_state_dict(state)
+    return model
+
+
+def shapes_of(record: WeightRecord, most: float = math.inf) -> dict[str, Tensor]:
+    """The state dict of the network that a record describes; of our models it takes no memory.
+
+    Raises:
+        WeightsError: there is no such network, or it has more than ``most`` parameters.
+    """
+    if not backbones.is_own(record.model):
+        return model_from_record(record).state_dict()
+    built = itertools.count()
+
+    def limit(*_: object) -> None:
+        if next(built) > most:
+            raise WeightsError(f'{record.model_args} of "{record.name}" are of a larger network')
+
+    try:
+        with register_module_parameter_registration_hook(limit), torch.device("meta"):
+            return model_from_record(record).state_dict()
+    except (WeightsError, ValueError):
+        raise
+    except Exception as error:  # of torch and timm, for any arguments
+        what = f'model_args of the record "{record.name}", {record.model_args}, are not valid'
+        raise WeightsError(f"{what}: {error}") from error
 
 
 def model_from_record(record: WeightRecord) -> nn.Module:

@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from ffn.core import frame_ranges
 from ffn.files import shipped
 from ffn.labels import canonical
-from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
+from ffn.limits import CLASSES, CLIP_FRAMES, RECORD_BYTES, TRAINED_COUNTS
 
 
 class WeightsError(RuntimeError):
@@ -102,7 +103,9 @@ class WeightRecord:
 
     def __post_init__(self) -> None:
         counts = len(self.trained_frames or ())
-        if refusal := CLASSES.refusal(self.num_classes) or TRAINED_COUNTS.refusal(counts):
+        most = max((*(self.trained_frames or ()), *chain(*self.ranges)), default=0)
+        asked = ((CLASSES, self.num_classes), (TRAINED_COUNTS, counts), (CLIP_FRAMES, most))
+        for refusal in filter(None, (limit.refusal(number) for limit, number in asked)):
             raise ValueError(refusal)
         if self.ranges and len(self.ranges) != counts:
             raise ValueError(f"{len(self.ranges)} ranges for trained_frames {self.trained_frames}")

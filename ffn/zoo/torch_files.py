@@ -14,6 +14,7 @@ import torch
 from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints
+_SCRIPT = "is an archive of TorchScript, a program"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")
 
 
@@ -32,11 +33,18 @@ def load_tensors(path: Path) -> Any:
         except pickle.UnpicklingError as error:
             requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
             what = "is damaged, not a torch file, or contains objects"
+            what = f"requests {requested[1]}" if requested else what
+            tensors = "torch.load(path, weights_only=False)['state_dict']"
+            file.seek(0)
+            if str(error) == _SCRIPT:
+                what, tensors = _SCRIPT, "torch.jit.load(path).state_dict()"
+            elif re.search(rb"[\0\x08]_modules", file.read(2**20)):  # an attribute of modules
+                found = "a whole network, torch.load(path, weights_only=False) or an entry of it"
+                what, tensors = f"holds {found}, and {what}", "network.state_dict()"
             raise WeightsError(
-                f"{path} {f'requests {requested[1]}' if requested else what}. Only tensors and "
-                "plain values are loaded; anything else could execute code. If you trust its "
-                "origin, save its tensors alone: torch.save({'state_dict': "
-                "torch.load(path, weights_only=False)['state_dict']}, new_path)"
+                f"{path} {what}. Only tensors and plain values are loaded; anything else could "
+                "execute code. If you trust its origin, save its tensors alone, where its code can "
+                f"be imported: torch.save({{'state_dict': {tensors}}}, new_path)"
             ) from None
         except MemoryError:
             raise
@@ -52,9 +60,12 @@ def _check_parts(file: BinaryIO) -> None:
 
     Raises:
         ValueError: a part has changed since it was written, or would unpack to more than the file.
+        UnpicklingError: it is an archive of TorchScript.
     """
     if zipfile.is_zipfile(file):  # torch.save wrote other files before version 1.6
         archive = zipfile.ZipFile(file)
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise pickle.UnpicklingError(_SCRIPT)
         if sum(part.file_size for part in archive.infolist()) > file.seek(0, os.SEEK_END):
             raise ValueError("its parts are larger than the file")
         if damaged := archive.testzip():

@@ -71,6 +71,12 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
     }
 
 
+def test_a_name_is_no_path(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("../outside", "a/b", str(tmp_path / "absolute"), ".."):
+        assert main([str(checkpoint), name, "--output", str(tmp_path / "inside")]) == 2
+    assert [*tmp_path.iterdir()] == [checkpoint]
+
+
 def results_of(checkpoint: Path, *names: str, **changes: object) -> Path:
     """A results.json; the networks of these names have a top-1 of 60, 61, …."""
     params = sum(p.numel() for p in ffn.load(checkpoint).parameters())

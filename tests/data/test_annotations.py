@@ -230,7 +230,7 @@ def test_lists_in_other_encodings_name_the_conversion(tmp_path):
         ("charades.csv", "id,subject,actions\nAB,S1,c092 1.0 2.0\n", "labels .several"),
         ("epic.csv", "video_id,start_timestamp,verb_class\nP01,00:01,3\n", "start and end"),
         ("ava.csv", "-5KQ,0902,0.07,0.15,80,1\n", "start and end"),
-        ("activitynet.json", '{"database": {}}', "column path"),
+        ("activitynet.json", '{"database": {}}', "columns path and label"),
     ],
 )
 def test_official_lists_are_refused_with_the_command_or_the_columns(write, name, text, expected):

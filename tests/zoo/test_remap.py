@@ -5,7 +5,10 @@ test_parity.py compares outputs; these tests check names, messages and files.
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import re
+import zipfile
 
 import parity
 import pytest
@@ -133,6 +136,76 @@ def test_what_is_no_state_dict_is_named(tmp_path):
         torch.save(content, path)
         with pytest.raises(WeightsError, match="no state_dict of tensors"):
             read_foreign(path)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod.", "model.", "module.module."])
+def test_names_in_wrappers_are_those_of_the_network(plain, tmp_path, prefix):
+    content = {"epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    content["model"] = {"state_dict": {prefix + key: value for key, value in plain.items()}}
+    torch.save(content, tmp_path / "x.ckpt")
+
+    found = read_foreign(tmp_path / "x.ckpt")
+
+    assert [*found] == [*plain]
+    assert all(torch.equal(found[key], value) for key, value in plain.items())
+
+
+def test_averaged_copies_and_parts_that_were_compiled(tmp_path, caplog):
+    path, net = tmp_path / "x.pth", torch.nn.Sequential(torch.nn.Linear(2, 3))
+    raw = {key: value.clone() for key, value in net.state_dict().items()}
+    average = torch.optim.swa_utils.AveragedModel(net, avg_fn=lambda mean, new, _: mean + 1)
+    average.update_parameters(net)  # the first one copies
+    average.update_parameters(net)
+    wanted = {key: value + 1 for key, value in raw.items()}
+    # torch.compile of the layer writes its names so.
+    state = {k.replace("0.", "0._orig_mod."): v for k, v in average.state_dict().items()}
+    torch.save({"state_dict_ema": state}, path)
+
+    found = read_foreign(path)
+
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    torch.save({"state_dict": raw, "state_dict_ema": state}, path)
+    assert all(torch.equal(read_foreign(path)[key], value) for key, value in raw.items())
+    assert "not the moving average state_dict_ema" in caplog.text
+
+
+def test_programs_and_whole_networks_are_named_with_the_remedy(tmp_path):
+    path, linear = tmp_path / "x.pt", torch.nn.Linear(2, 2)
+    torch.jit.save(torch.jit.script(linear), path)
+    with pytest.raises(WeightsError, match=r"TorchScript.*torch\.jit\.load\(path\)\.state_dict"):
+        read_foreign(path)
+    for content, zipped in itertools.product((linear, {"model": linear}), (True, False)):
+        torch.save(content, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(WeightsError, match=r"a whole network.*network\.state_dict"):
+            read_foreign(path)
+
+
+def test_files_that_unpack_to_more_than_they_hold(tmp_path):
+    path, state = tmp_path / "x.pth", {"conv1.weight": torch.zeros(2**22)}
+    torch.save(state, tmp_path / "plain.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pth") as plain_zip,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain_zip.namelist():
+            packed.writestr(name, plain_zip.read(name))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(WeightsError, match="larger than the file"):
+        read_foreign(path)
+    torch.save({"conv1.weight": torch.zeros(1).expand(10**10)}, path)
+    with pytest.raises(WeightsError, match="40,000,000,000 bytes"):
+        read_foreign(path)
+    (tmp_path / "x.pkl").write_bytes(
+        b"\x80\x02}X\x05\0\0\0blobs}X\x01\0\0\0acnumpy\nndarray\nJ\x00\x00\x00\x40\x85\x85Rss."
+    )
+    with pytest.raises(WeightsError, match="larger than the file"):
+        read_foreign(tmp_path / "x.pkl")
+    torch.save(
+        {"features.0.weight": torch.zeros(1), "new_fc.weight": torch.zeros(200_000, 1)}, path
+    )
+    with pytest.raises(WeightsError, match="200,000 classes"):
+        from_foreign(read_foreign(path), source="ffn-pytorch", model="tsm_r18")
 
 
 def test_bad_checkpoints_are_refused_and_nothing_written(flexible, plain, tmp_path, capsys):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
+import argparse
 import io
+import logging
 import pickle
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,27 @@ from torch import Tensor
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import load_tensors, refuse_web_page
 
-_WRAPPERS = ("state_dict", "model_state", "model")
+_log = logging.getLogger(__name__)
+
+# Where checkpoints keep the state dict of a network; the last ones are moving averages.
+_WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "module", "net", "weights")
+_WRAPPERS += ("state_dict_ema", "ema_state_dict", "model_ema", "ema")
+# Prefixes of torch.compile, FSDP and activation checkpointing, at any depth, and those of DDP,
+# Lightning and other owners of the whole network.
+_INNER = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_OUTER = ("module.", "model.", "net.", "network.", "_forward_module.")
 # What pickled arrays request: numpy's constructors of arrays and scalars, in any version.
 _ARRAY, _SCALAR = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
 _PARTS = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("_codecs", "encode"): codecs.encode,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("numpy.core.multiarray", "_reconstruct"): _ARRAY,
     ("numpy.core.multiarray", "scalar"): _SCALAR,
 }
-_NUMPY_SCALARS = [
+_PLAIN = [  # of metrics and options that are stored with the tensors
+    argparse.Namespace,
     (_SCALAR, "numpy.core.multiarray.scalar"),
     _SCALAR,
     np.dtype,
@@ -38,8 +49,9 @@ _NUMPY_SCALARS = [
 def read_foreign(path: Path) -> dict[str, Tensor]:
     """Read the state dict in a ``.pth``, ``.pth.tar``, ``.pyth`` or Caffe2 ``.pkl`` file.
 
-    It is the value of ``state_dict``, ``model_state`` or ``model``, or the file's whole content.
-    The prefix ``module.`` of DataParallel and DDP is removed.
+    It is the value of ``state_dict``, ``model_state``, ``model``, …, or the file's whole content; a
+    moving average is taken if there are no other weights. The prefixes of DDP, torch.compile,
+    Lightning and averaged copies are removed.
 
     Raises:
         FileNotFoundError: no such file.
@@ -52,14 +64,36 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         remedy = "save its tensors with torch.save(safetensors.torch.load_file(IN), 'in.pth')"
         raise WeightsError(f"{path}: expected a torch file or a Caffe2 .pkl; {remedy}")
-    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # metrics stored with the tensors
+    with torch.serialization.safe_globals(_PLAIN):
         content = load_tensors(path)
+    state = _find_state(path, content)
+    size = sum(value.numel() * value.element_size() for value in state.values())
+    if size > 4 * path.stat().st_size:  # one value may stand for many
+        raise WeightsError(
+            f"{path} is damaged: it has {size:,} bytes of tensors, more than the file"
+        )
+    names = {key: _INNER.sub("", key) for key in state if key != "n_averaged"}
+    for prefix in _OUTER * 3:
+        if all(name.startswith(prefix) for name in names.values()):
+            names = {key: name.removeprefix(prefix) for key, name in names.items()}
+    return {name: state[key] for key, name in names.items()}
+
+
+def _find_state(path: Path, content: Any) -> dict[str, Tensor]:
+    """The state dict in the content of a file, in up to three wrappers."""
     state = content
-    if isinstance(content, dict):
-        state = next((content[key] for key in _WRAPPERS if key in content), content)
+    for _ in range(3):
+        of_dicts = state if isinstance(state, dict) else {}
+        found = [key for key in _WRAPPERS if isinstance(of_dicts.get(key), dict)]
+        state = state[found[0]] if found else state
+        for other in (key for key in found[1:] if "ema" in key):
+            _log.warning(
+                f"{path}: {found[0]} is taken, not the moving average {other}; save "
+                "the other alone to convert it"
+            )
     if not _is_state(state):
         raise WeightsError(f"{path} contains no state_dict of tensors, but {_describe(content)}")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+    return state
 
 
 def _read_caffe2(path: Path) -> dict[str, Tensor]:
@@ -72,6 +106,8 @@ def _read_caffe2(path: Path) -> dict[str, Tensor]:
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict):
         raise WeightsError(f"{path} holds no Caffe2 blobs, but {_describe(content)}")
+    if sum(getattr(blob, "nbytes", 0) for blob in blobs.values()) > path.stat().st_size:
+        raise WeightsError(f"{path} has arrays larger than the file")
     state: dict[str, Tensor] = {}
     for name, blob in blobs.items():
         array = np.asarray(blob)

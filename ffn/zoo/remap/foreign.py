@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert, frame_ranges
+from ffn.limits import CLASSES
 from ffn.zoo.records import WeightsError
 from ffn.zoo.remap import names
 from ffn.zoo.remap.names import State, is_flexible
@@ -146,6 +147,8 @@ def from_foreign(
         trained_frames = tuple(frame_ranges(trained_frames))
     ours = rename(state, source, trained_frames)
     num_classes = _classes(ours, source) if num_classes is None else num_classes
+    if refusal := CLASSES.refusal(num_classes):
+        raise WeightsError(refusal)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # entries that the checkpoint lacks get the same values each time
