@@ -58,6 +58,7 @@ LONGEST_SIDE = 32  # times the shorter one: resizing the shorter side enlarges t
 FRAME_PIXELS = Limit("FFN_MAX_FRAME_PIXELS", 2**25, "pixels per frame")  # 8K UHD has 33.2 million
 VIDEO_FRAMES = Limit("FFN_MAX_VIDEO_FRAMES", 2**23, "frames per video")  # 38 hours of 60 per second
 CLIP_FRAMES = Limit("FFN_MAX_CLIP_FRAMES", 4096, "frames per clip")
+READER_BYTES = Limit("FFN_MAX_READER_BYTES", 2**32, "bytes")  # 64 frames of 4K, also as a clip
 CLASSES = Limit("FFN_MAX_CLASSES", 100_000, "classes")
 TRAINED_COUNTS = Limit("FFN_MAX_TRAINED_COUNTS", 64, "trained frame counts")
 RECORD_BYTES = Limit("FFN_MAX_RECORD_BYTES", 2**23, "bytes")  # 100,000 class names fit

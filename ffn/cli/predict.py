@@ -29,6 +29,7 @@ from ffn.registry import import_extensions
 if TYPE_CHECKING:
     from ffn.serve import Predictor
     from ffn.serve.output import Output
+    from ffn.serve.readers import Readers
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
 PICTURES = (".png", ".gif", ".mp4")
@@ -142,14 +143,16 @@ def predict(
     targets = _targets(picture, window, paths, overwrite)
     import_extensions(imports or [])
     from ffn.serve.output import Output
+    from ffn.serve.readers import Readers
 
     is_one_clip = len(paths) == 1 and window.window is None and choice.budget_ms is None
     predictor = network.build_predictor(
         weights, early_exit=choice.early_exit, for_one_clip=is_one_clip
     )
     report = Output(format, top)
-    predict_one = _prediction(predictor, choice, window, picture, report)
-    failed = _predict_files(paths, targets, predict_one, report)
+    with Readers(1, batch.timeout, fork=True) as readers:
+        predict_one = _prediction(predictor, choice, window, picture, report, readers)
+        failed = _predict_files(paths, targets, predict_one, report)
     if format == "text" and predictor.record.knows:
         print(f"{predictor.record.name} knows {predictor.record.knows}", file=sys.stderr)
     if failed:
@@ -172,8 +175,10 @@ def _refuse(
         f"--output writes a table *.csv; got {batch.output}, --format {form}": is_list
         and not is_csv,
         f"{''.join(lists[:1])} is a list of videos; add --output TABLE.csv": lists and not is_list,
-        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH
-        and not is_list,
+        "--root, --batch-size and --workers need --output": not is_list
+        and replace(batch, timeout=DEFAULT_BATCH.timeout) != DEFAULT_BATCH,
+        "--timeout is for whole videos, without --window": in_windows
+        and batch.timeout != DEFAULT_BATCH.timeout,
         "--step needs --window": window.step is not None and not in_windows,
         "--fps needs --window or --save *.mp4": window.fps is not None
         and not (in_windows or saves_video),
@@ -222,7 +227,12 @@ def _predict_files(
 
 
 def _prediction(
-    predictor: Predictor, choice: Choice, window: Window, picture: Picture, report: Output
+    predictor: Predictor,
+    choice: Choice,
+    window: Window,
+    picture: Picture,
+    report: Output,
+    readers: Readers,
 ) -> Callable[[str, Path | None], None]:
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows
@@ -232,9 +242,9 @@ def _prediction(
 
     def whole(path: str, target: Path | None) -> None:
         if reader is None:
-            clip, prediction = predictor.predict_early_exit([path])[0]
+            clip, prediction = predictor.predict_early_exit([path], readers.read)[0]
         else:
-            clip = reader.read(path)
+            clip = readers.read([reader], path)[0]
             prediction = predictor.predict([clip])[0]
         if target is not None:
             from ffn.serve.pictures import save

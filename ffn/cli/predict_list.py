@@ -30,7 +30,7 @@ class Batch:
         batch_size: Videos per forward pass.
         workers: Processes that decode, per process; default: one per core, but one core is left
             free, at most 8.
-        timeout: Seconds for a batch; a video that blocks is a row with its cause.
+        timeout: Seconds to read a video, also without a list; a longer one is an error.
     """
 
     output: Path | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,9 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from ffn.limits import READER_BYTES
 
 Job = TypeVar("Job")
 
@@ -89,9 +93,28 @@ def _result(future: Any, timeout: float) -> Any:
 
 
 def start_worker() -> None:
-    """Set up a worker process: one thread for torch; it ends with its parent."""
+    """Set up a worker process: one thread for torch, limited memory; it ends with its parent."""
     torch.set_num_threads(1)  # as in a DataLoader worker: one core per process
     end_with_parent()
+    used = Path("/proc/self/statm")  # Linux; its first number are pages
+    if used.exists():
+        most = int(used.read_text().split()[0]) * resource.getpagesize() + READER_BYTES.value
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def memory_cause(error: BaseException | None) -> str:
+    """Why a job that reached the limit of memory failed; empty if it failed otherwise."""
+    # Readers report other errors in place of it; torch's has no class.
+    while not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        if error is None:
+            return ""
+        error = error.__context__
+    return (
+        f"needs more memory than the {READER_BYTES.value:,} bytes that a reading process may take "
+        f"(raise the limit with the environment variable {READER_BYTES.variable})"
+    )
 
 
 def end_with_parent() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ffn.data.decoding import FrameFolder, VideoError, VideoMetadata, probe
-from ffn.data.workers import TIMEOUT, map_in_processes
+from ffn.data.workers import TIMEOUT, map_in_processes, memory_cause
 
 
 def read_all(
@@ -41,6 +41,8 @@ def read_all(
 
 def cause_of(error: Exception) -> str:
     """Why a video cannot be read, for the list of problems."""
+    if cause := memory_cause(error):
+        return cause
     if isinstance(error, VideoError):
         where = "" if error.frame is None else f"frame {error.frame}: "
         return where + (error.cause or str(error))

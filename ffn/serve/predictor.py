@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -324,10 +324,15 @@ class Predictor:
             for clip, row in zip(clips, logits, strict=True)
         ]
 
-    def predict_early_exit(self, videos: Sequence[Input]) -> list[tuple[Clip, Prediction]]:
+    def predict_early_exit(
+        self,
+        videos: Sequence[Input],
+        read: Callable[[Sequence[ClipReader], Input], list[Clip]] = read_together,
+    ) -> list[tuple[Clip, Prediction]]:
         """Predictions of whole videos by early exit, with the clips of the stages that answered.
 
-        The videos of a stage run as one batch. The frames of all stages are decoded at once.
+        The videos of a stage run as one batch. The frames of all stages are decoded at once, by
+        `read`.
 
         Raises:
             ValueError: if there is no early exit, or it is damaged or belongs to other weights.
@@ -335,7 +340,7 @@ class Predictor:
         """
         stages = self._early_exit.stages
         readers = [self.reader(count) for count in stages]
-        clips = [read_together(readers, video) for video in videos]
+        clips = [read(readers, video) for video in videos]
         spent = [0.0] * len(videos)  # milliseconds
         answers: dict[int, tuple[Clip, Prediction]] = {}
         for stage in range(len(stages)):

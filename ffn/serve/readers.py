@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ffn.data import VideoError
-from ffn.data.workers import start_worker
+from ffn.data.workers import memory_cause, start_worker
 from ffn.serve.clips import Clip, ClipReader, read_together
 from ffn.serve.inputs import Input
 
@@ -30,13 +30,14 @@ class Readers:
     Args:
         workers: Number of processes.
         timeout: Seconds for a video.
+        fork: Start them at once, as copies of this process, whose threads hold no locks.
     """
 
-    def __init__(self, workers: int, timeout: float) -> None:
+    def __init__(self, workers: int, timeout: float, *, fork: bool = False) -> None:
         from pebble import ProcessPool
 
         self._timeout = timeout
-        self._pool = ProcessPool(workers, context=_context(), initializer=start_worker)
+        self._pool = ProcessPool(workers, context=_context(fork), initializer=start_worker)
 
     def __enter__(self) -> Readers:
         return self
@@ -89,6 +90,10 @@ class Readers:
 
         return wait
 
+    def read(self, readers: Sequence[ClipReader], given: Input) -> list[Clip]:
+        """Read a video; arguments and errors as :meth:`submit`."""
+        return self.submit(readers, given)()
+
     def start(self) -> None:
         """Start the processes, which takes seconds, before the first video comes."""
         self._pool.schedule(int).result(600)
@@ -105,13 +110,15 @@ class Readers:
             self._pool.join(END_SECONDS)
 
 
-def _context() -> multiprocessing.context.BaseContext:
-    """How processes start: not by a fork of this one, whose threads may hold locks.
+def _context(fork: bool) -> multiprocessing.context.BaseContext:
+    """How processes start: not by a fork of a service, whose threads may hold locks.
 
     A fork server imports the packages once, so that a process that was ended is replaced at once.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    if fork:
+        return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "av"])
     return context
@@ -125,4 +132,9 @@ def _read(
     path: Path,
 ) -> None:
     """In a worker: write the clips of a video to a file."""
-    path.write_bytes(pickle.dumps(read_together(readers, given, start, end)))
+    try:
+        path.write_bytes(pickle.dumps(read_together(readers, given, start, end)))
+    except (MemoryError, RuntimeError) as error:  # a VideoError is one of the second
+        if cause := memory_cause(error):
+            raise VideoError(str(given), cause) from None
+        raise
