@@ -68,13 +68,13 @@ def columns(labels: int) -> list[str]:
     """Names of the columns of a table with so many labels per video."""
     ranks = ["", *(f"_{rank}" for rank in range(2, labels + 1))]
     pairs = [name + rank for rank in ranks for name in ("label", "probability")]
-    return ["path", "start", "end", *pairs, "frames", "sub_network", "error"]
+    return ["path", "start", "end", *pairs, "frames", "distinct_frames", "sub_network", "error"]
 
 
 def cells(answer: Prediction | str, labels: int) -> list[object]:
     """The cells of an answer after path, start and end; of a cause of an error, only its last."""
     if isinstance(answer, str):
-        return [*[None] * (2 * labels + 2), answer]
+        return [*[None] * (2 * labels + 3), answer]
     found = [cell for pair in answer.top(labels) for cell in pair]
     found += [None] * (2 * labels - len(found))  # fewer classes
-    return [*found, answer.frames, answer.active, None]
+    return [*found, answer.frames, answer.distinct_frames, answer.active, None]

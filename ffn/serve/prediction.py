@@ -63,11 +63,18 @@ class Prediction:
         return [(self.classes[i], probability) for i, probability in pairs]
 
     @property
+    def distinct_frames(self) -> int:
+        """Number of different input frames: fewer than `frames` if a short video repeats them."""
+        return len({*self.indices}) or self.frames
+
+    @property
     def how(self) -> str:
         """Frames, sub-network and form of the network, e.g. "8 frames, sub-network 8, torch"."""
+        few = self.distinct_frames < self.frames
+        repeated = f", only {self.distinct_frames} of them different" if few else ""
         part = f"sub-network {self.active}" if self.active else "plain network"
         why = f" ({self.why})" if self.why else ""
-        return f"{self.frames} frames{why}, {part}, {self.network}"
+        return f"{self.frames} frames{why}{repeated}, {part}, {self.network}"
 
     def to_dict(self, k: int = 5) -> dict[str, Any]:
         """The prediction as JSON values, with the k most probable labels."""
@@ -78,6 +85,7 @@ class Prediction:
             **window,
             "labels": labels,
             "frames": self.frames,
+            "distinct_frames": self.distinct_frames,
             "sub_network": self.active,
             "network": self.network,
             "why": self.why,

@@ -45,11 +45,35 @@ def test_json_lines(capsys, weights, videos) -> None:
         assert found["decode_ms"] > 0
 
 
-def test_a_folder_of_frames(capsys, weights, tmp_path) -> None:
-    for number in range(4):
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_folder_of_frames(count, capsys, weights, tmp_path) -> None:
+    for number in range(count):
         Image.new("RGB", (32, 32)).save(tmp_path / f"img_{number}.jpg")
-    status, out, _ = predict(capsys, weights, tmp_path, "--pattern", "img_{:d}.jpg")
+    words = (tmp_path, "--pattern", "img_{:d}.jpg", "--frames", 8)
+    status, out, _ = predict(capsys, weights, *words)
     assert (status, out.partition(":")[0]) == (0, str(tmp_path))
+    assert (f"only {count} of them different" in out) == (count < 8)
+    assert (
+        json.loads(predict(capsys, weights, *words, "--format", "json")[1])["distinct_frames"]
+        == count
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "cause"),
+    [
+        (["--timeout", 0.01], {}, "took more than 0.01 s"),
+        ([], {"FFN_MAX_READER_BYTES": "100000000"}, "FFN_MAX_READER_BYTES"),
+    ],
+)
+def test_limits_of_reading(options, variables, cause, capsys, weights, tmp_path, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for number in range(8):
+        Image.new("RGB", (5000, 5000)).save(tmp_path / f"{number:05d}.jpg")
+    status, out, err = predict(capsys, weights, tmp_path, *options)
+    assert (status, out) == (1, "")
+    assert cause in err
 
 
 @pytest.mark.slow
