@@ -44,8 +44,8 @@ class FramesInMemory(Video):
         shape, kind = tuple(frames.shape), str(frames.dtype).removeprefix("torch.")
         if kind != "uint8":
             raise TypeError(
-                f"the frames are {kind}; expected uint8, 0 to 255, before any normalization. For "
-                "a clip that is normalized already, run predictor.model"
+                f"the frames are {kind}; expected uint8, 0 to 255, before any normalization; of "
+                "16 bits, frames // 257. For a normalized clip, run predictor.model"
             )
         if len(shape) != 4 or 3 not in (shape[1], shape[3]) or 0 in shape:
             raise ValueError(

@@ -45,17 +45,14 @@ def read_image(path: str) -> np.ndarray:
 
 def _to_rgb(image: Image, bits: int, inverted: bool) -> np.ndarray:
     """Pixels of an upright image; `bits` and `inverted` are of gray values of up to 16 bits."""
-    wide = image.mode == "I" and image.format in ("PNG", "PPM")  # 16 bits in 32
-    if not (wide or image.mode.startswith("I;16")):
-        if image.mode in ("I", "F"):
-            kind = "32-bit integers" if image.mode == "I" else "floats"
-            raise ValueError(
-                f"its values are {kind}, whose range is unknown; scale them to 8 or 16 bits, all "
-                "images of a video alike"
-            )
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            "its values are floats or 32-bit integers, whose range is unknown; scale them to 8 or "
+            "16 bits, all images of a video alike"
+        )
+    if not image.mode.startswith("I;16"):
         return np.asarray(image.convert("RGB"))
     largest = 2**bits - 1
-    gray = np.asarray(image).astype(np.uint32)
-    gray = (gray * 255 + largest // 2) // largest
+    gray = (np.asarray(image).astype(np.uint32) * 255 + largest // 2) // largest
     gray = (255 - gray if inverted else gray).astype(np.uint8)
     return np.repeat(gray[..., None], 3, axis=2)

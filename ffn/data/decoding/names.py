@@ -56,32 +56,31 @@ def find_names(folder: str, pattern: str) -> list[str]:
 
 
 def find_patterns(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Patterns of images, and their numbers of images; frames of optical flow, depth, … are last.
+    """Patterns of images, each with its number of images; those of flow, depth, … are last.
 
     Example: of img_00001.jpg, img_00002.jpg, 17-depth.png and 20-depth.png they are
-    `img_{:05d}.jpg`, 2 and `*-depth.png`, 2.
+    `img_{:05d}.jpg` and `*-depth.png`.
     """
     shapes = defaultdict(list)
     for name in names:
         shapes[tuple(_NUMBER.split(name))].append(_NUMBER.findall(name))
-    found = defaultdict(list)
+    found = {}
     for texts, rows in shapes.items():
-        columns = [*zip(*rows, strict=True)]
-        last = max((i for i, column in enumerate(columns) if len({*column}) > 1), default=0)
-        for row in rows if columns else ():
-            fields = [*row[:last], "*", *row[last + 1 :], ""]
-            pairs = zip(texts, fields, strict=True)
-            found["".join(text for pair in pairs for text in pair)].append(row[last])
-    counts = [(name.replace("*", _field(each)), len(each)) for name, each in found.items()]
-    return sorted(counts, key=lambda one: (bool(_NOT_RGB.search(one[0])), -one[1], one[0]))
+        columns = [{*column} for column in zip(*rows, strict=True)]
+        changing = [column for column in columns if len(column) > 1] or columns[-1:]
+        field = _field(*changing) if len(changing) == 1 else "*"
+        fields = [field if column in changing else min(column) for column in columns]
+        if fields:
+            found["".join(map("".join, zip(texts, [*fields, ""], strict=True)))] = len(rows)
+    return sorted(found.items(), key=lambda one: (bool(_NOT_RGB.search(one[0])), -one[1], one[0]))
 
 
-def _field(numbers: list[str]) -> str:
+def _field(numbers: set[str]) -> str:
     """The field for numbers that count from 0 or 1; `*` for others."""
     width = min(map(len, numbers))
     field = f"{{:0{width}d}}" if width > 1 else "{}"
-    counts = ([field.format(first + i) for i in range(len(numbers))] for first in (0, 1))
-    return field if any({*count} == {*numbers} for count in counts) else "*"
+    counts = ({field.format(first + i) for i in range(len(numbers))} for first in (0, 1))
+    return field if numbers in counts else "*"
 
 
 def describe_names(folder: str) -> str:
@@ -92,7 +91,7 @@ def describe_names(folder: str) -> str:
     images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
     found = find_patterns(images or names)
     if not found:
-        return f"the folder contains {len(names)} entries, none with a number, as {min(names)}"
+        return f"none of its {len(names)} entries has a number; the first is {min(names)}"
     shown = ", ".join(f"{pattern!r} ({count})" for pattern, count in found[:SHOWN])
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return (
