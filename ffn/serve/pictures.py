@@ -132,7 +132,7 @@ def save_video(
         except VideoError:
             times, duration = frame_times(video, FRAMES_PER_SECOND)
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
-            stream = None
+            stream, ticks = None, -1
             for index, image in video.in_order(range(len(video))):
                 height, width = image.shape[:2]
                 image = image[: height - height % 2, : width - width % 2]  # H.264 needs even sides
@@ -141,7 +141,8 @@ def save_video(
                 now = float(times[index])
                 picture = _draw_label(image, _label_at(segments, now))
                 frame = av.VideoFrame.from_image(picture)
-                frame.pts, frame.time_base = round(now / TIME_BASE), TIME_BASE
+                ticks = max(ticks + 1, round(now / TIME_BASE))  # H.264 needs ascending times
+                frame.pts, frame.time_base = ticks, TIME_BASE
                 output.mux(stream.encode(frame))
             output.mux(stream.encode())
 

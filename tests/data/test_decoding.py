@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from av.stream import Disposition
 from PIL import Image
+from video_fixtures import shade
 
 from ffn.data import VideoError, open_video, probe
 from ffn.data.decoding import container
+from ffn.data.decoding.clock import ascending
 
 X264 = {"g": "8", "bf": "3"}
 FORMATS = {
@@ -30,7 +33,10 @@ FORMATS = {
     "mpeg2": ("a.mpg", {"codec": "mpeg2video", "stream": {"bf": "2", "g": "8", "b": "4M"}}),
     "ts": ("a.ts", {}),
     "name": ("with space é %d.mp4", {}),
-    **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 96, 98, 170)},
+    **{
+        f"{width} wide": ("a.mp4", {"width": width, "stream": {"g": "8", "bf": "0"}})
+        for width in (16, 96, 98, 170)
+    },
 }
 
 
@@ -127,15 +133,39 @@ def test_time_range_is_half_open(write_video, tmp_path):
         video.between(5.0, 6.0)
 
 
-def write_audio(path):
+def write_audio(path, streams=()):
+    """A sound, with one-color pictures in streams of these dispositions."""
     import av
 
     with av.open(str(path), "w") as output:
         sound = output.add_stream("aac", rate=16000)
+        for disposition in streams:
+            stream = output.add_stream("mjpeg", rate=25, width=64, height=48, pix_fmt="yuvj420p")
+            stream.disposition = disposition
+        for number, stream in enumerate(output.streams.video):
+            for _ in range(1 if stream.disposition & Disposition.attached_pic else 5):
+                image = np.full((48, 64, 3), shade(number), np.uint8)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(image)))
         frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
         frame.sample_rate = 16000
         for packet in [*sound.encode(frame), *sound.encode()]:
             output.mux(packet)
+
+
+def test_a_cover_picture_is_not_a_video(numbers, tmp_path):
+    cover = Disposition.attached_pic
+    write_audio(tmp_path / "song.mp4", [cover])
+    with pytest.raises(VideoError, match=r"no video stream: it is a sound file \(aac\)"):
+        open_video(tmp_path / "song.mp4")
+    write_audio(tmp_path / "both.mp4", [cover, Disposition(0)])
+    assert numbers(open_video(tmp_path / "both.mp4").read(range(5))) == [1] * 5
+
+
+def test_times_ascend():
+    missing = ascending([None, 10, 20, None, 30, 25], 10)  # in the order of presentation
+    assert missing.tolist() == [10, 15, 20, 22.5, 25, 30]
+    assert ascending([None] * 3, 4).tolist() == [0, 4, 8]
+    assert ascending([7, 7], 0).tolist() == [7, 7]  # of unknown rate
 
 
 def test_errors_name_file_and_cause(tmp_path):

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ffn.data.decoding.clock import ascending, joined, may_jump
 from ffn.data.decoding.opening import ffmpeg_message, open_local
 from ffn.data.decoding.video import VideoError
 from ffn.limits import FRAME_PIXELS, VIDEO_FRAMES, frame_refusal
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Formats in which one packet is one frame and a keyframe needs no earlier frame.
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
+LONGEST_REORDER = 32  # packets between the places of a frame in decoding and in presentation
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
 
 # Metadata that encrypted videos have in mkv and webm, and in wmv.
@@ -44,7 +47,7 @@ def open_container(path: str) -> av.container.InputContainer:
     if reason:
         container.close()
         raise VideoError(path, reason)
-    stream = container.streams.best("video")
+    stream = video_stream(container)
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {
@@ -56,9 +59,11 @@ def open_container(path: str) -> av.container.InputContainer:
 
 def _why_unusable(container: av.container.InputContainer) -> str:
     """Why a file is not decoded; empty if it is."""
-    stream = container.streams.best("video")
+    stream = video_stream(container)
     if stream is None:
-        return "the file has no video stream"
+        sound = container.streams.best("audio")
+        codec = sound.codec_context.codec.canonical_name if sound and sound.codec_context else ""
+        return "the file has no video stream" + (codec and f": it is a sound file ({codec})")
     context = stream.codec_context
     if context is None:
         return "FFmpeg has no decoder for its video stream"
@@ -67,18 +72,38 @@ def _why_unusable(container: av.container.InputContainer) -> str:
     return frame_refusal(context.width, context.height)
 
 
-def decode_frames(path: str, container: av.container.InputContainer) -> Iterator[av.VideoFrame]:
+def video_stream(container: av.container.InputContainer) -> av.VideoStream | None:
+    """The best video stream that is not a cover picture; None if there is none."""
+    from av.stream import Disposition
+
+    best = container.streams.best("video")
+    if best is None or not best.disposition & Disposition.attached_pic:
+        return best
+    streams = container.streams.video
+    return next((s for s in streams if not s.disposition & Disposition.attached_pic), None)
+
+
+def decode_frames(
+    path: str, container: av.container.InputContainer, *, join_clocks: bool = False
+) -> Iterator[av.VideoFrame]:
     """Decode all frames from the current position, in presentation order.
+
+    Args:
+        path: The file.
+        container: The same file.
+        join_clocks: Whether the times of the frames continue where the clock of the file restarts.
 
     Raises:
         VideoError: at the first frame that is damaged or cannot be decoded.
     """
     import av
 
-    count, stream = 0, container.streams.best("video")
+    count, stream = 0, video_stream(container)
     try:
-        with closing(container.decode(stream)) as frames:  # an open generator keeps its memory
-            for frame in frames:
+        with closing(container.demux(stream)) as packets:  # an open generator keeps its memory
+            if join_clocks:
+                packets = joined(packets, container.format, stream.time_base)
+            for frame in chain.from_iterable(packet.decode() for packet in packets):
                 if frame.is_corrupt:
                     raise VideoError(path, "damaged: a part of the frame does not decode", count)
                 yield frame
@@ -115,12 +140,14 @@ class Timeline:
     """Times of the frames of a file, and the positions at which decoding can start.
 
     Attributes:
-        times: Presentation times in ascending order, (N,) int64, in units of `time_base`; None if
-            the file is not seekable and its frames were not counted.
+        times: Presentation times in ascending order, in units of `time_base`, (N,) int64; (N,)
+            float64 if the file is not seekable; None if its frames were not counted.
         time_base: Unit of the times, in seconds.
         keyframe_times: Times of the keyframes, ascending; empty if the file is not seekable.
         open_gop: Whether frames that follow a keyframe in the file are shown before it (open
             groups of pictures).
+        in_doubt: Whether the times may be those of decoding instead of presentation: the codec may
+            reorder frames, and the times ascend in the file.
         not_seekable: Why the file has to be decoded from its first frame, or "" if it is seekable.
         header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
@@ -133,6 +160,7 @@ class Timeline:
     time_base: float
     keyframe_times: np.ndarray
     open_gop: bool
+    in_doubt: bool
     not_seekable: str
     header_frames: int
     header_duration: float
@@ -166,18 +194,20 @@ def read_timeline(
         VideoError: if the file is truncated, has no frame, or a frame does not decode while frames
             are counted.
     """
-    stream = container.streams.best("video")
+    stream = video_stream(container)
     context, names = stream.codec_context, container.format.name
     if "mov" in names:
         _check_not_truncated(path, container, stream)
     not_seekable = _unseekable_format(names, context.codec.canonical_name)
     times, keyframe_times, open_gop = None, np.empty(0, dtype=np.int64), False
+    in_doubt = False
     if not not_seekable:
         packets, not_seekable = _shown_packets(path, container, stream)
     if not not_seekable:
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
         open_gop = _has_open_group(packets)
+        in_doubt = context.has_b_frames and not _is_reordered(packets)
     elif count:
         times = _decode_times(path)
     return Timeline(
@@ -185,9 +215,11 @@ def read_timeline(
         time_base=float(stream.time_base),
         keyframe_times=keyframe_times,
         open_gop=open_gop,
+        in_doubt=in_doubt,
         not_seekable=not_seekable,
         header_frames=stream.frames,
-        header_duration=(container.duration or 0) / 1e6,  # microseconds
+        # In microseconds; of a format whose clock may jump, it is an estimate.
+        header_duration=0.0 if may_jump(container.format) else (container.duration or 0) / 1e6,
         container=names,
         codec=context.codec.canonical_name,
     )
@@ -249,7 +281,17 @@ def _shown_packets(
         return packets, "a packet is damaged"
     if not packets or not packets[0].is_keyframe:
         return packets, "it does not start with a keyframe"
+    if packets[0].time > min(times):
+        return packets, "it starts with frames of an earlier group of pictures"
+    keyframes = [packet.time for packet in packets if packet.is_keyframe]
+    moved = np.abs(np.argsort(times) - np.arange(len(times)))
+    if keyframes != sorted(keyframes) or moved.max() > LONGEST_REORDER:
+        return packets, "its times restart"
     return packets, ""
+
+
+def _is_reordered(packets: list[_Packet]) -> bool:
+    return any(packet.time > after.time for packet, after in pairwise(packets))
 
 
 def _has_open_group(packets: list[_Packet]) -> bool:
@@ -264,7 +306,10 @@ def _has_open_group(packets: list[_Packet]) -> bool:
 def _decode_times(path: str) -> np.ndarray:
     """Times of all frames, found by decoding them."""
     with open_container(path) as container:
-        times = [frame.pts or 0 for frame in decode_frames(path, container)]
+        stream = video_stream(container)
+        rate = stream.guessed_rate or 0
+        step = float(1 / (rate * stream.time_base)) if rate else 0.0
+        times = [frame.pts for frame in decode_frames(path, container, join_clocks=True)]
     if not times:
         raise VideoError(path, "the file has no frame, or is encrypted")
-    return np.array(times, dtype=np.int64)
+    return ascending(times, step)

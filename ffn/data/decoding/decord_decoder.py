@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ffn.data.decoding.container import decode_frames, display_matrix, open_container
+from ffn.data.decoding.container import (
+    decode_frames,
+    display_matrix,
+    open_container,
+    video_stream,
+)
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import VideoError
 
@@ -43,19 +48,36 @@ class DecordDecoder(PyAVDecoder):
 
     def _why_unsafe(self) -> str:
         """Why decord may return wrong frames, or ""."""
-        timeline, layout = self.timeline, self._container.streams.best("video").codec_context.format
-        bits = max((component.bits for component in layout.components), default=8) if layout else 8
+        timeline, context = self.timeline, video_stream(self._container).codec_context
+        components = context.format.components if context.format else ()
+        bits = max((component.bits for component in components), default=8)
         if timeline.not_seekable:
             return timeline.not_seekable
         if timeline.codec != "h264" or bits != 8:
             return f"{bits}-bit {timeline.codec}"
         if timeline.open_gop:
             return "open groups of pictures"
+        if context.field_order not in (0, 1):  # unknown, progressive
+            return "interlaced"
+        if timeline.in_doubt:
+            return "times of decoding instead of presentation"
+        if not self._has_true_keyframes():
+            return "wrong marks of keyframes"
         if "mov" in timeline.container and timeline.header_frames != len(timeline):
             return "fragmented file, or frames that are not shown"
         with open_container(self.path) as container:
             first = next(decode_frames(self.path, container))
         return "mirrored for display" if np.linalg.det(display_matrix(first)) < 0 else ""
+
+    def _has_true_keyframes(self) -> bool:
+        """Whether decoding can start at each frame that the container marks as a keyframe."""
+        import av
+
+        times = self.timeline.keyframe_times.tolist()
+        try:
+            return all(any(True for _ in self._decode_from_keyframe(time, ())) for time in times)
+        except av.error.FFmpegError:
+            return False
 
     def _open(self) -> decord.VideoReader:
         import decord  # not at import: only decoding needs it

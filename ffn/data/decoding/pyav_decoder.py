@@ -15,6 +15,7 @@ from ffn.data.decoding.container import (
     open_container,
     read_timeline,
     to_rgb,
+    video_stream,
 )
 from ffn.data.decoding.video import Video, VideoError
 
@@ -67,7 +68,7 @@ class PyAVDecoder(Video):
     def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
         import av
 
-        if self._timeline.not_seekable:
+        if self._timeline.not_seekable or self._timeline.in_doubt:
             return dict(self.in_order(indices))
         index_of = {int(self._timeline.times[i]): i for i in indices}
         try:
@@ -98,8 +99,11 @@ class PyAVDecoder(Video):
     def _decode_from_keyframe(
         self, keyframe: int, requested: Mapping[int, int]
     ) -> Iterator[av.VideoFrame]:
-        """Frames shown from a keyframe on; unreferenced H.264 frames only if they are requested."""
-        stream = self._container.streams.best("video")
+        """Frames shown from a keyframe on; unreferenced H.264 frames only if they are requested.
+
+        There is none if the container marks a keyframe where the decoder finds none.
+        """
+        stream, started = video_stream(self._container), False
         context = stream.codec_context
         # No frame depends on an H.264 frame marked as non-reference. HEVC's mark is weaker.
         can_skip = self._timeline.codec == "h264"
@@ -112,23 +116,33 @@ class PyAVDecoder(Video):
                     mode = context.skip_frame = new
                 for frame in context.decode(packet):
                     if frame.pts is not None and frame.pts >= keyframe:
+                        started = started or (frame.key_frame and frame.pts == keyframe)
+                        if not started:
+                            return
                         yield frame
 
     def in_order(self, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
         """See `Video.in_order`; decodes from the first frame on."""
-        by_position = bool(self._timeline.not_seekable)
+        times = None if self._timeline.not_seekable else self._timeline.times.tolist()
         wanted = iter(indices)
         index = next(wanted, None)
         with open_container(self.path) as container:
             frames = enumerate(decode_frames(self.path, container))
             while index is not None and (found := next(frames, None)):
                 position, frame = found
-                if (position if by_position else frame.pts) == self._mark(index):
+                if times and [frame.pts] != times[position : position + 1]:
+                    self._check_complete(position)
+                    times = None  # another order than that of the times
+                if position == index:
                     yield index, to_rgb(frame)
                     index = next(wanted, None)
         if index is not None:
             raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", index)
 
-    def _mark(self, index: int) -> int:
-        """What identifies a frame: its time, or its position in a file that is not seekable."""
-        return index if self._timeline.not_seekable else int(self._timeline.times[index])
+    def _check_complete(self, position: int) -> None:
+        """Raise VideoError at a position if the file does not give a frame for each packet."""
+        with open_container(self.path) as container:
+            shown = [frame.pts for frame in decode_frames(self.path, container)]
+        if len(shown) != len(self) or {*shown} != {*self._timeline.times.tolist()}:
+            cause = f"{len(shown)} frames decode from {len(self)} packets, or with other times"
+            raise VideoError(self.path, cause, position)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffn.data import VideoError
 from ffn.data.decoding import PATTERN
-from ffn.data.decoding.container import to_rgb
+from ffn.data.decoding.container import to_rgb, video_stream
 from ffn.data.decoding.opening import ffmpeg_message
 from ffn.files import without_password
 from ffn.limits import FRAME_PIXELS
@@ -256,7 +256,7 @@ def _connect(
     except (av.error.FFmpegError, OSError, ValueError) as error:
         raise failure("cannot be opened", error) from None
     try:
-        stream = container.streams.best("video")
+        stream = video_stream(container)
         if stream is None or stream.codec_context is None:
             raise VideoError(without_password(address), "it has no video that FFmpeg decodes")
         stream.codec_context.thread_count = 1
