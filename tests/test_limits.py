@@ -160,9 +160,9 @@ def test_networks_larger_than_their_weights(tmp_path: Path) -> None:
     large = {"layers": [10**9, 1, 1, 1]}
     for changes, message in (
         ({"model_args": {"width": 1_000_000}}, "does not fit the model"),
-        ({"model_args": {"width": 10**10}}, "model_args of the record .a.*are not valid"),
-        ({"model_args": {"width": "x"}}, "model_args of the record .a.*are not valid"),
-        ({"model": "tsm_r18", "model_args": large}, "are of a larger network"),
+        ({"model_args": {"width": 10**10}}, "model_args of the record .a. are"),
+        ({"model_args": {"width": "x"}}, "model_args of the record .a. are"),
+        ({"model": "tsm_r18", "model_args": large}, "describes a larger network"),
     ):
         path = weights(tmp_path, yaml.safe_dump(record(**changes)))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

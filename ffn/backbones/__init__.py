@@ -5,7 +5,6 @@ Every model maps a clip (B, C, T, H, W) to logits (B, K); none depends on a numb
 
 from ffn.backbones.registry import (
     build,
-    is_own,
     is_registered,
     model_names,
     register,
@@ -22,7 +21,6 @@ __all__ = [
     "SlowFast",
     "UniFormer",
     "build",
-    "is_own",
     "is_registered",
     "model_names",
     "register",

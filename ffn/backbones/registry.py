@@ -61,13 +61,6 @@ def is_registered(name: str) -> bool:
     return name in _models or (bool(timm_name) and family in _families)
 
 
-def is_own(name: str) -> bool:
-    """Whether the model is one of ffn, not of another package."""
-    family, _, timm_name = name.partition(".")
-    factory = _families.get(family) if timm_name else _models.get(name)
-    return getattr(factory, "__module__", "").startswith("ffn.")
-
-
 def build(
     name: str, *, num_classes: int = 400, pretrained: bool = False, **kwargs: Any
 ) -> nn.Module:

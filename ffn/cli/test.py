@@ -148,8 +148,6 @@ def _test_one(
 
     model, record = load_with_record(weights, device=world.device)
     if options.interpolate is not None and isinstance(model, FrameFlexible):
-        if options.interpolate and record.private == "all":
-            raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
         if options.interpolate != model.interpolate:
             way = "interpolated" if options.interpolate else "nearest"
             name = f"{way}/{name}"
@@ -189,29 +187,18 @@ def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:
 
 
 def loader_for(
-    weights: str,
-    record: WeightRecord,
-    config: Config,
-    world: World,
-    *,
-    frames: Sequence[int],
-    protocol: str | None = None,
-    shuffle_frames: bool = False,
+    weights: str, record: WeightRecord, config: Config, world: World, **options: Any
 ) -> tuple[DataLoader, Sequence[str]]:
-    """Batches of the test videos of a config for a network, and the class names."""
+    """Batches of the test videos of a config for a network, and the class names.
+
+    The options are those of :func:`ffn.engine.build_data.build_test_loader`.
+    """
     from ffn.data import Preprocessing
     from ffn.engine.build_data import build_test_loader
 
     splits = _read_splits(weights, record, config)
-    loader = build_test_loader(
-        config,
-        splits,
-        world,
-        frames=frames,
-        preprocessing=Preprocessing.from_dict(record.preprocessing),
-        protocol=protocol,
-        shuffle_frames=shuffle_frames,
-    )
+    preprocessing = Preprocessing.from_dict(record.preprocessing)
+    loader = build_test_loader(config, splits, world, preprocessing=preprocessing, **options)
     return loader, splits.classes
 
 
@@ -220,7 +207,6 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
 
     Without class names in the record, the names are those of the data set.
     """
-    from ffn.data import LabelError
     from ffn.engine.build_data import read_config_splits
 
     kind = "multi" if record.multi_label else "single"
@@ -231,8 +217,10 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
         )
     try:
         splits = read_config_splits(config.data, with_train=False, classes=record.classes)
-    except LabelError as error:
-        raise ValueError(f"{weights} was trained with other classes: {error}") from None
+    except ValueError as error:
+        if record.classes is None:
+            raise
+        raise ValueError(f"{weights}, tested with its own classes: {error}") from None
     if record.num_classes != len(splits.classes):
         raise ValueError(
             f"{weights} has {record.num_classes} classes without names; the data set has "

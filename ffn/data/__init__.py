@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ffn.data.annotations import (
-    LabelError,
     read_annotation_rows,
     read_annotations,
     read_classes,
@@ -46,7 +45,6 @@ __all__ = [
     "ClipStore",
     "EvalTransform",
     "FrameCounts",
-    "LabelError",
     "LoaderError",
     "Normalize",
     "PackReport",

@@ -20,18 +20,18 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.lists import COLUMNS, JSON_START, AnnotationRow, read_lines, read_list, short
+from ffn.data.lists import AnnotationRow, read_lines, read_list, short
 from ffn.data.records import Label, Record
 from ffn.data.suffixes import is_frame_folder, is_tool_folder, videos_in, visible
 from ffn.labels import SEPARATOR, canonical
 from ffn.limits import CLASSES
 
 NAMES_REMEDY = "If the list is right, give all class names (data.classes=FILE, one per line)"
-_CLASS_HEADER = {"id", "index", "name", "names", "classes", *COLUMNS["label"], *COLUMNS["labels"]}
-
-
-class LabelError(ValueError):
-    """A label that is none of the given classes."""
+# The first lines of JSON, YAML, comments and headers of tables, which are no class names.
+_NO_CLASS = re.compile(
+    r"(?i)\{|#|\[([\[{\"]|$)|- |---|[0-9]+: |.*:$|"
+    r"\"?(id|index|names?|class(es|_name)?|labels?|category)\"?([,;\t]|$)"
+)
 
 
 def read_annotations(
@@ -82,14 +82,11 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
         ValueError: if it contains no name, or a name more than once, or is no such text file.
     """
     names = [canonical(line.strip()) for _, line in read_lines(path)]
-    for first in names[:1]:
-        cells = {cell.strip(' "').lower() for cell in re.split("[,;\t]", first)}
-        is_yaml = Path(path).suffix.lower() in (".yaml", ".yml") or first.startswith(("- ", "---"))
-        if JSON_START.match(first) or is_yaml or first.startswith("#") or cells <= _CLASS_HEADER:
-            raise ValueError(
-                f"{path}: the first line is {short(first)}; expected a text file with one class "
-                "name per line, without a header, in the order of the class indices"
-            )
+    if names and _NO_CLASS.match(names[0]):
+        raise ValueError(
+            f"{path}: the first line is {short(names[0])}; expected a text file with one class "
+            "name per line, without a header, in the order of the class indices"
+        )
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise ValueError(f"{path} contains {repeated[0]!r} more than once")
@@ -181,7 +178,7 @@ def _class_indices(
     for where, label in labels:
         if label not in index:
             close = get_close_matches(label, names, n=1, cutoff=0.0)
-            raise LabelError(
+            raise ValueError(
                 f"{where}: label {short(label)} is not one of the {len(names)} classes (of the "
                 f"weights, data.classes or data.train); the closest is {close[0]!r}. Give a list "
                 "and classes of one data set"
@@ -198,9 +195,9 @@ def _numbered(
     for where, label in labels:
         if len(label) > 9 or (place := int(label)) >= count:
             expected = f"class indices count from 0, expected 0 … {count - 1}"
-            raise LabelError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
+            raise ValueError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
         if (numbered := numbers.get(place, place)) != place:
-            raise LabelError(
+            raise ValueError(
                 f"{where}: label {label} is the class {names[place]!r}, counted from 0, or "
                 f"{names[numbered]!r}, by the numbers in the class names. Use class "
                 "names as labels, or labels from 0 with class names without numbers (`ffn prepare "

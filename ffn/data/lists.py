@@ -28,7 +28,7 @@ COLUMNS = {
 }
 _NAMES = {"group", *(name for names in COLUMNS.values() for name in names)}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
-JSON_START = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # in a line
+_JSON = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # the first line
 # What the first lines of official lists hold, and the data sets of `ffn prepare` that read them.
 _OFFICIAL = {
     r'"template"': "sthv2",
@@ -124,7 +124,7 @@ def read_list(path: Path, *, labelled: bool = True) -> list[AnnotationRow]:
         ValueError: if it has no video, or a line is invalid.
     """
     lines = read_lines(path)
-    if lines and JSON_START.match(lines[0][1]):
+    if lines and _JSON.match(lines[0][1]):
         first = "\n".join(line for _, line in lines[:20])
         raise ValueError(f"{path}:{lines[0][0]}: JSON; {_expected(first)}")
     separator = _separator(path, lines[0][1]) if lines else None

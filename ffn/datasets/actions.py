@@ -15,7 +15,7 @@ from ffn.datasets.listing import Entry, Listing, PreparationError, register_data
 from ffn.datasets.lists import find_lists, read_lines
 
 FOLDS = (1, 2, 3)
-_HMDB_LIST = r"(.+)_test_split([123])\.txt"
+_HMDB_LIST = r"(.*)_test_split([123])\.txt"
 _HMDB_MARKS = {"0": "unused", "1": "train", "2": "val"}
 
 
@@ -23,14 +23,8 @@ _HMDB_MARKS = {"0": "unused", "1": "train", "2": "val"}
 def hmdb51(videos: Inventory, lists: Inventory) -> Listing:
     """Read HMDB51: `CLASS_test_split1.txt` has lines `name.avi 1`; 1: train, 2: test, 0: unused."""
     names = {path.name for path in lists.find_list(_HMDB_LIST)}
-    found = find_lists(lists, {name: re.escape(name) for name in names}, (), "HMDB51")
-    if not found:
-        raise PreparationError(
-            f"no list of HMDB51 under {lists.root}: no file is named like "
-            "brush_hair_test_split1.txt. Unpack test_train_splits.rar there, or name its folder "
-            "with --annotations. For videos in a folder per class without lists, use the data set "
-            "`folder`"
-        )
+    patterns = {name: re.escape(name) for name in names} or {"split": _HMDB_LIST}
+    found = find_lists(lists, patterns, tuple(patterns), "HMDB51")
     by_part = {}
     for path in found.values():
         name, fold = re.fullmatch(_HMDB_LIST, path.name, re.IGNORECASE).groups()

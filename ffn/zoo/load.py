@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -110,34 +110,22 @@ def load_start_weights(
 
 def _trained(record: WeightRecord, state: Mapping[str, Tensor], source: str) -> nn.Module:
     """The network of a record with a state dict, compared before the network takes memory."""
-    match_state(state, shapes_of(record, 10 * len(state) + 1000)).require(source)
-    model = model_from_record(record)
-    model.load_state_dict(state)
-    return model
-
-
-def shapes_of(record: WeightRecord, most: float = math.inf) -> dict[str, Tensor]:
-    """The state dict of the network that a record describes; of our models it takes no memory.
-
-    Raises:
-        WeightsError: there is no such network, or it has more than ``most`` parameters.
-    """
-    if not backbones.is_own(record.model):
-        return model_from_record(record).state_dict()
-    built = itertools.count()
+    found, most = itertools.count(), 20 * len(state) + 2000  # parameters while it is built twice
 
     def limit(*_: object) -> None:
-        if next(built) > most:
-            raise WeightsError(f'{record.model_args} of "{record.name}" are of a larger network')
+        if next(found) > most:
+            raise WeightsError(f'"{record.name}" describes a larger network than its weights')
 
-    try:
-        with register_module_parameter_registration_hook(limit), torch.device("meta"):
-            return model_from_record(record).state_dict()
-    except (WeightsError, ValueError):
-        raise
-    except Exception as error:  # of torch and timm, for any arguments
-        what = f'model_args of the record "{record.name}", {record.model_args}, are not valid'
-        raise WeightsError(f"{what}: {error}") from error
+    shapes: dict[str, Tensor] = {}
+    with register_module_parameter_registration_hook(limit):
+        with suppress(Exception), torch.device("meta"):  # other packages may need values
+            shapes = model_from_record(record).state_dict()
+        if shapes:
+            match_state(state, shapes).require(source)
+        model = model_from_record(record)
+    match_state(state, model.state_dict()).require(source)
+    model.load_state_dict(state)
+    return model
 
 
 def model_from_record(record: WeightRecord) -> nn.Module:
@@ -163,7 +151,12 @@ def model_from_record(record: WeightRecord) -> nn.Module:
             "have any file or address read; allowed are arguments that only build the network. "
             "Remove it"
         )
-    model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
+    try:
+        model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
+    except (RuntimeError, TypeError) as error:  # of torch and timm
+        raise WeightsError(
+            f'model_args of the record "{record.name}" are {record.model_args}: {error}'
+        ) from error
     if record.trained_frames is None:
         return model
     return convert(

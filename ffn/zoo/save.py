@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 from ffn.files import atomic_write, refuse_existing
-from ffn.zoo.load import shapes_of
+from ffn.zoo.load import model_from_record
 from ffn.zoo.records import WeightRecord
 from ffn.zoo.state_match import match_state
 
@@ -52,7 +52,7 @@ def save_weights(
     record = WeightRecord.from_dict({"name": path.stem, **meta, "file": path.name})
     # Clones, because safetensors refuses tensors that share memory.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
-    match_state(state, shapes_of(record)).require("the model to be saved")
+    match_state(state, model_from_record(record).state_dict()).require("the model to be saved")
     content = safetensors.torch.save(state)
     record = replace(record, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
     text = yaml.safe_dump(record.to_dict(), sort_keys=False, allow_unicode=True, width=100)

@@ -106,7 +106,7 @@ def test_what_cannot_be_tested_is_refused_before_the_first_test(
     for names, more, named in (
         ("plain", "--ensemble", "ensemble"),
         ("plain reversed", "--ensemble", "different classes"),
-        ("colors", "", "colors.safetensors was trained with other classes"),
+        ("colors", "", "colors.safetensors, tested with its own classes"),
         ("plain missing", "", "missing.safetensors"),
         ("plain plain", "", "twice"),
         ("unnamed", "", "12"),  # classes of the data set
