@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
     from ffn.serve.web import Service
 
 END_SECONDS = 1  # for requests that are being answered; open pages never end by themselves
+LAST_SECONDS = 3  # from the signal to the end of the process, whatever it waits for
 PACKAGES = ("fastapi", "gradio", "uvicorn")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
@@ -49,8 +53,8 @@ def serve(
 
     Args:
         host: Address to listen on.
-        allowed_hosts: Names by which requests may ask for it, as behind a proxy; default: localhost
-            if it listens there, else any.
+        allowed_hosts: Names by which requests may ask for it, as behind a proxy, besides localhost;
+            default: any name, unless it listens on localhost.
         no_page: The endpoint only.
         max_mib: Size of a file in MiB.
         max_frames: Frames of a clip.
@@ -91,17 +95,17 @@ def _run(
     class Server(uvicorn.Server):
         def handle_exit(self, *given: object) -> None:
             super().handle_exit(*given)
-            # Requests that wait for a video or a network end now.
-            threading.Thread(target=service.close, daemon=True).start()
+            threading.Thread(target=_end, args=(service, time.monotonic()), daemon=True).start()
 
     print("preparing the networks", flush=True)
     service.warm_up()
     host, port = listening.getsockname()[:2]
-    hosts = hosts or (LOOPBACK if host in LOOPBACK else ("*",))
-    app = create_app(service, hosts=hosts)
+    local = ipaddress.ip_address(host).is_loopback
+    host = f"[{host}]" if ":" in host else host
+    app = create_app(service, hosts=(*LOOPBACK, host, *(hosts or ())) if hosts or local else ("*",))
     if with_page:
         mount_page(app, service)
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = f"http://{host}:{port}"
     networks = ", ".join(f"{name} ({one.network})" for name, one in service.predictors.items())
     page = f"page      {address}/\n" if with_page else ""
     print(
@@ -117,6 +121,14 @@ def _run(
     with suppress(KeyboardInterrupt):
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)
         Server(config).run(sockets=[listening])
+
+
+def _end(service: Service, began: float) -> None:
+    """Close a service, so that waiting requests end; end a process that still waits after that."""
+    service.close()
+    time.sleep(max(0.0, began + LAST_SECONDS - time.monotonic()))
+    shutil.rmtree(os.environ.get("GRADIO_TEMP_DIR", ""), ignore_errors=True)
+    os._exit(0)
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
-from contextlib import suppress
 from pathlib import Path
 
 from ffn.data import VideoError
@@ -34,8 +35,9 @@ class Readers:
     """
 
     def __init__(self, workers: int, timeout: float, *, fork: bool = False) -> None:
-        from pebble import ProcessPool
+        from pebble import CONSTS, ProcessPool
 
+        CONSTS.term_timeout = 0.1  # seconds from SIGTERM to SIGKILL; readers have nothing to save
         self._timeout = timeout
         self._pool = ProcessPool(workers, context=_context(fork), initializer=start_worker)
 
@@ -74,14 +76,16 @@ class Readers:
         task = self._pool.schedule(_read, args=arguments, timeout=self._timeout)
 
         def wait() -> list[Clip]:
+            ends = time.monotonic() + 2 * self._timeout  # with the wait for a free process
             with folder:
-                while not task.done() and self.alive:
+                while not task.done() and self.alive and time.monotonic() < ends:
                     wait_for([task], 0.5)
-                if not task.done():
+                if not (task.done() or self.alive):
                     raise VideoError(name, "the processes that read it have ended")
                 try:
                     task.result(0)
                 except FutureTimeoutError:
+                    task.cancel()
                     cause = f"took more than {self._timeout:g} s to read"
                     raise BlockedError(name, cause) from None
                 except (ProcessExpired, CancelledError):
@@ -106,8 +110,10 @@ class Readers:
     def close(self) -> None:
         """End the processes; videos that are being read are given up."""
         self._pool.stop()
-        with suppress(TimeoutError):
-            self._pool.join(END_SECONDS)
+        # pebble's own limit is not kept by a pool that was stopped.
+        joining = threading.Thread(target=self._pool.join, daemon=True)
+        joining.start()
+        joining.join(END_SECONDS)
 
 
 def _context(fork: bool) -> multiprocessing.context.BaseContext:

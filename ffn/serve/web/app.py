@@ -11,8 +11,10 @@ import anyio
 from fastapi import FastAPI, HTTPException, Request
 from fastapi import Query as InQuery
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ffn.serve.web.service import Query, Service
 from ffn.version import __version__
@@ -24,6 +26,7 @@ BODY = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+URLENCODED, CURL = "application/x-www-form-urlencoded", "curl --data-binary @FILE"
 DISCONNECTED = 499  # as other servers count it; nobody reads the answer
 
 
@@ -33,10 +36,11 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     Args:
         service: Answers; the caller closes it.
         hosts: Names of this machine in requests; others are refused, so that a page of another host
-            whose name was changed to this address cannot ask.
+            whose name was changed to this address cannot ask. Pages of other hosts cannot, either.
     """
     app = FastAPI(title="ffn", version=__version__, description="Video recognition.")
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    app.add_middleware(_same_origin, hosts=hosts)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     threads = anyio.CapacityLimiter(service.limits.max_requests)
 
     @app.head("/health", include_in_schema=False)
@@ -54,13 +58,20 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     @app.post("/api/predict", openapi_extra=BODY)
     async def predict(request: Request, query: Annotated[Query, InQuery()]) -> dict[str, Any]:
         """Predict the labels of the video in the body, at each number of frames."""
-        if request.headers.get("content-type", "").startswith("multipart/"):
+        kind = request.headers.get("content-type", "").lower()
+        if kind.startswith("multipart/"):
             wrong = "the body is a form; expected the bytes of the video file"
-            raise HTTPException(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
+            raise HTTPException(415, f"{wrong}, as `{CURL}` sends them")
         with service.place(), tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
             path = Path(folder, "video")
             await _receive(request, path, service)
-            return await anyio.to_thread.run_sync(answer, path, query, limiter=threads)
+            try:
+                return await anyio.to_thread.run_sync(answer, path, query, limiter=threads)
+            except HTTPException as error:
+                # `curl --data @FILE` removes the line ends of a file.
+                if kind.startswith(URLENCODED) and b"\n" not in path.read_bytes():
+                    error.detail += f". The body has no line ends; send it with `{CURL}`"
+                raise
 
     def answer(path: Path, query: Query) -> dict[str, Any]:
         model, predictions = service.model_of(query), []
@@ -71,6 +82,21 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
         return {"model": model, "predictions": predictions}
 
     return app
+
+
+def _same_origin(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
+    """Refuse what pages of other sites ask in the browser of a user; browsers name the site."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        origin, host = headers.get("origin"), headers.get("host")
+        if origin is None or origin.partition("://")[2] in (host, *hosts):
+            await app(scope, receive, send)
+        else:
+            wrong = f"pages of {origin} cannot ask; those of {host} can"
+            await JSONResponse({"detail": wrong}, 403)(scope, receive, send)
+
+    return answer
 
 
 async def _receive(request: Request, path: Path, service: Service) -> None:

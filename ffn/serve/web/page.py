@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import anyio
 import gradio as gr
 from fastapi import FastAPI, HTTPException
 from gradio import processing_utils
+from gradio.utils import get_upload_folder
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ffn.serve.prediction import Prediction
 from ffn.serve.web.service import COUNTS, Query, Service
@@ -19,6 +26,14 @@ LABELS = 5
 COLUMNS = ("frames", "label", "probability", "sub-network", "GMACs", "ms")
 CLASSES = 12  # that the page lists
 KEPT_SECONDS = 3600  # uploaded files
+TEXT_BYTES = 2**16  # of a request without its file
+UPLOAD = "/gradio_api/upload"
+# What the scripts of the page ask for. Other routes of gradio stream without an end, ask other
+# hosts, or start more of gradio.
+ROUTES = re.compile(
+    r"/(config|theme\.css|manifest\.json|favicon\.ico|(assets|static)/.+)?"
+    rf"|{UPLOAD}|/gradio_api/(app_id|info|cancel|reset|upload_progress|queue/(join|data)|file=.+)"
+)
 # Fonts of the system: the page works without a connection to other hosts.
 FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 
@@ -38,7 +53,9 @@ def mount_page(app: FastAPI, service: Service) -> FastAPI:
     # Else gradio takes any path of this machine in place of an uploaded file, which it checks only
     # after `launch`. A page that is mounted is never launched.
     page.has_launched = True
-    return gr.mount_gradio_app(
+    page.queue(max_size=service.limits.max_requests)
+    page.state_session_capacity = 100  # the page keeps no state
+    gr.mount_gradio_app(
         app,
         page,
         PATH,
@@ -49,6 +66,45 @@ def mount_page(app: FastAPI, service: Service) -> FastAPI:
         ssr_mode=False,
         pwa=False,
     )
+    mounted = app.routes[-1]
+    mounted.app = _bound(mounted.app, service)
+    return app
+
+
+def _bound(page: ASGIApp, service: Service) -> ASGIApp:
+    """Bound what gradio does not: its routes, the bodies of requests, and the uploaded files."""
+    limits = service.limits
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path, headers = scope["path"], Headers(scope=scope)
+        if not ROUTES.fullmatch(path):
+            raise HTTPException(404)
+        most = TEXT_BYTES + (limits.max_mib * 2**20 if path == UPLOAD else 0)
+        if "transfer-encoding" in headers or int(headers.get("content-length", 0)) > most:
+            raise HTTPException(
+                413, f"at most {most:g} bytes are accepted, of a length that is given"
+            )
+        if path != UPLOAD:
+            await page(scope, receive, send)
+            return
+        with service.place(), suppress(ClientDisconnect):
+            await anyio.to_thread.run_sync(_make_room, limits.max_requests * limits.max_mib * 2**20)
+            with anyio.move_on_after(limits.timeout):
+                await page(scope, receive, send)
+                return
+            raise HTTPException(408, f"the video did not arrive within {limits.timeout:g} s")
+
+    return answer
+
+
+def _make_room(space: float) -> None:
+    """Remove the oldest files of the page beyond so many bytes."""
+    with suppress(FileNotFoundError):  # gradio removes files, too
+        files = [path for path in Path(get_upload_folder()).rglob("*") if path.is_file()]
+        for path in sorted(files, key=os.path.getmtime, reverse=True):
+            space -= path.stat().st_size
+            if space < 0:
+                path.unlink()
 
 
 async def _refuse_address(url: str) -> NoReturn:

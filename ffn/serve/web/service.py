@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +104,7 @@ class Service:
         self._places = threading.BoundedSemaphore(self.limits.max_requests)
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
-        self._closing, self._closed = threading.Lock(), False
+        self._closing, self._closed = threading.Lock(), Future()
 
     def __enter__(self) -> Service:
         return self
@@ -120,7 +121,7 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether requests are answered."""
-        return self._readers.alive and not self._closed
+        return self._readers.alive and not self._closed.done()
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -162,28 +163,28 @@ class Service:
         """
         name, readers = query.name, self._clip_readers(query)
         self._check_file(path, name)
-        if not self.healthy:
-            raise HTTPException(503, "the service ends")
         try:
             clips = [replace(clip, name=name) for clip in self._readers.submit(readers, path)()]
-        except BlockedError as error:
-            raise HTTPException(
-                504, f"{name} {error.cause}; try a shorter or smaller video"
-            ) from error
-        except VideoError as error:
+            return list(zip(self._run(query, clips), clips, strict=True))
+        except Exception as error:  # of a pool or an executor that closes, at any step
             if not self.healthy:
-                raise HTTPException(503, "the service ends") from None
-            raise HTTPException(422, str(type(error)(name, error.cause, error.frame))) from error
-        return list(zip(self._run(query, clips), clips, strict=True))
+                raise HTTPException(503, "the service ends") from error
+            if isinstance(error, BlockedError):
+                slow = f"{name} {error.cause}; try a shorter or smaller video"
+                raise HTTPException(504, slow) from error
+            if isinstance(error, VideoError):
+                cause = str(type(error)(name, error.cause, error.frame))
+                raise HTTPException(422, cause) from error
+            raise
 
     def close(self) -> None:
         """End the processes and threads; requests that wait fail."""
         with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._readers.close()
+            if not self._closed.done():
+                self._closed.set_result(None)
                 for thread in self._threads.values():
                     thread.shutdown(wait=False, cancel_futures=True)
+                self._readers.close()
 
     def check_size(self, size: int, name: str = "the video") -> None:
         """Refuse a file of too many bytes."""
@@ -192,18 +193,19 @@ class Service:
             raise HTTPException(413, f"{name} has more bytes than are accepted; {limit}")
 
     def _run(self, query: Query, clips: Sequence[Clip]) -> list[Prediction]:
-        """Predict each clip, in the thread of the network and within the limit."""
+        """Predict each clip, in the thread of the network, within the limit and until the end."""
         name = self.model_of(query)
         predict, thread = self.predictors[name].predict, self._threads[name]
         ends, futures = time.monotonic() + self.limits.timeout, []
         try:
             futures += [thread.submit(predict, [clip]) for clip in clips]
-            return [future.result(max(0.0, ends - time.monotonic()))[0] for future in futures]
+            for future in futures:
+                seconds = max(0.0, ends - time.monotonic())
+                wait_for([future, self._closed], seconds, FIRST_COMPLETED)
+            return [future.result(0)[0] for future in futures]
         except FutureTimeoutError:
             slow = f"the network took more than {self.limits.timeout:g} s; try fewer frames, or "
             raise HTTPException(504, f"{slow}again later") from None
-        except CancelledError:
-            raise HTTPException(503, "the service ends") from None
         except NotFiniteError as error:
             raise HTTPException(500, str(error)) from error
         finally:
