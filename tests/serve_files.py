@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import av
 import numpy as np
@@ -105,3 +108,32 @@ class At:
     def __call__(self, frames: int, seconds: float | None) -> tuple[int, str]:
         choose = self.choose if frames == self.frames else self.other
         return choose(frames, seconds)
+
+
+def ask(address: str, *request: object) -> http.client.HTTPResponse:
+    """The answer to a method, path, body and headers."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection.request(*request)
+    return connection.getresponse()
+
+
+def upload(address: str, video: Path) -> bytes:
+    """Upload a video as the page's scripts do; returns the paths as JSON."""
+    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.mp4"\r\n\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    body = head + video.read_bytes() + b"\r\n--x--\r\n"
+    return ask(address, "POST", "/gradio_api/upload", body, form).read()
+
+
+def ask_the_page(address: str, *data: object) -> dict:
+    """The last event of an answer of the page, as its scripts ask for it."""
+    with urlopen(f"{address}/config") as config:
+        events = json.load(config)["dependencies"]
+    (event,) = [one["id"] for one in events if len(one["inputs"]) == len(data)]
+    body = {"data": data, "fn_index": event, "session_hash": "a"}
+    json_type = {"Content-Type": "application/json"}
+    request = Request(f"{address}/gradio_api/queue/join", json.dumps(body).encode(), json_type)
+    urlopen(request).close()
+    with urlopen(f"{address}/gradio_api/queue/data?session_hash=a", timeout=60) as lines:
+        line = next(line for line in lines if b"process_completed" in line)
+    return json.loads(line.removeprefix(b"data:"))

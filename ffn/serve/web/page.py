@@ -81,9 +81,7 @@ def _bound(page: ASGIApp, service: Service) -> ASGIApp:
             raise HTTPException(404)
         most = TEXT_BYTES + (limits.max_mib * 2**20 if path == UPLOAD else 0)
         if "transfer-encoding" in headers or int(headers.get("content-length", 0)) > most:
-            raise HTTPException(
-                413, f"at most {most:g} bytes are accepted, of a length that is given"
-            )
+            raise HTTPException(413, f"the body has no length, or more than {most:.0f} bytes")
         if path != UPLOAD:
             await page(scope, receive, send)
             return

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,20 +83,34 @@ def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) 
     assert not service.healthy
 
 
-def test_closing_ends_a_request_whose_video_blocks(predictor, upload, monkeypatch) -> None:
-    plain = predictor.reader()
-    monkeypatch.setattr(
-        predictor, "reader", lambda *given, **options: replace(plain, choose=Blocks())
-    )
+@pytest.mark.parametrize("what", ["video", "network", "reader"])
+def test_closing_ends_a_request_that_blocks(what, predictor, upload, monkeypatch) -> None:
+    before = {*multiprocessing.active_children()}
     service = Service({"tiny": predictor}, limits=replace(LIMITS, timeout=600), workers=1)
     service.warm_up()
+    if what == "video":
+        blocked = replace(predictor.reader(), choose=Blocks())
+        monkeypatch.setattr(predictor, "reader", lambda *_, **__: blocked)
+    elif what == "network":
+        monkeypatch.setattr(predictor, "predict", lambda clips: time.sleep(8))
+    else:
+        for process in {*multiprocessing.active_children()} - before:
+            os.kill(process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(refused, service, upload)
         time.sleep(1)
         began = time.monotonic()
         service.close()
         assert request.result(10)[0] == 503
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("step", ["_check_file", "_run"])
+def test_a_request_while_the_service_closes(step, predictor, upload, monkeypatch) -> None:
+    with Service({"tiny": predictor}, limits=LIMITS, workers=1) as service:
+        go_on = getattr(service, step)
+        monkeypatch.setattr(service, step, lambda *given: (service.close(), go_on(*given))[1])
+        assert refused(service, upload)[0] == 503
 
 
 def test_the_time_of_the_network_is_that_of_all_numbers_of_frames(
