@@ -14,7 +14,7 @@ import torch
 from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints
-_SCRIPT = "is an archive of TorchScript, a program"
+_ARCHIVE = "is an archive of TorchScript, torch.export or other files, not of torch.save"
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")
 
 
@@ -36,8 +36,8 @@ def load_tensors(path: Path) -> Any:
             what = f"requests {requested[1]}" if requested else what
             tensors = "torch.load(path, weights_only=False)['state_dict']"
             file.seek(0)
-            if str(error) == _SCRIPT:
-                what, tensors = _SCRIPT, "torch.jit.load(path).state_dict()"
+            if str(error) == _ARCHIVE:
+                what, tensors = _ARCHIVE, "torch.jit.load(path).state_dict()"
             elif re.search(rb"[\0\x08]_modules", file.read(2**20)):  # an attribute of modules
                 found = "a whole network, torch.load(path, weights_only=False) or an entry of it"
                 what, tensors = f"holds {found}, and {what}", "network.state_dict()"
@@ -60,12 +60,13 @@ def _check_parts(file: BinaryIO) -> None:
 
     Raises:
         ValueError: a part has changed since it was written, or would unpack to more than the file.
-        UnpicklingError: it is an archive of TorchScript.
+        UnpicklingError: it is an archive of something else, as of TorchScript.
     """
     if zipfile.is_zipfile(file):  # torch.save wrote other files before version 1.6
         archive = zipfile.ZipFile(file)
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise pickle.UnpicklingError(_SCRIPT)
+        names = {name.rpartition("/")[2] for name in archive.namelist()}
+        if "constants.pkl" in names or "data.pkl" not in names:
+            raise pickle.UnpicklingError(_ARCHIVE)
         if sum(part.file_size for part in archive.infolist()) > file.seek(0, os.SEEK_END):
             raise ValueError("its parts are larger than the file")
         if damaged := archive.testzip():

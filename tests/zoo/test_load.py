@@ -49,6 +49,7 @@ def equal(one, other) -> bool:
 
 def test_a_saved_network_comes_back_bit_for_bit(tmp_path, network, meta):
     path = tmp_path / "new" / "mine.safetensors"
+    meta["classes"] = ["left", "right", "cafe\u0301"]  # in another Unicode form
     saved = save_weights(network, path, meta)
 
     model, record = load_with_record(path)
@@ -59,7 +60,7 @@ def test_a_saved_network_comes_back_bit_for_bit(tmp_path, network, meta):
     assert model.trained_frames == (2, 4)
     assert record == saved
     assert record.name == "mine"
-    assert record.classes == ("left", "right", "still")
+    assert record.classes == ("left", "right", "caf\u00e9")
     assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.25, "top5": 99.0}}
     assert record.size == path.stat().st_size
     assert sorted(p.name for p in path.parent.iterdir()) == ["mine.safetensors", "mine.yaml"]

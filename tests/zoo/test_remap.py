@@ -175,6 +175,10 @@ def test_programs_and_whole_networks_are_named_with_the_remedy(tmp_path):
     torch.jit.save(torch.jit.script(linear), path)
     with pytest.raises(WeightsError, match=r"TorchScript.*torch\.jit\.load\(path\)\.state_dict"):
         read_foreign(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("folder/notes.txt", "x")
+    with pytest.raises(WeightsError, match="or other files"):
+        read_foreign(path)
     for content, zipped in itertools.product((linear, {"model": linear}), (True, False)):
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
         with pytest.raises(WeightsError, match=r"a whole network.*network\.state_dict"):

@@ -61,7 +61,8 @@ def detect_source(state: Mapping[str, Tensor]) -> str:
     first = ", ".join(list(state)[:3])
     raise WeightsError(
         f"the names of its entries ({first}, …) are of none of {', '.join(SOURCES)}; if it is of "
-        "one of them, pass it as --from"
+        "one of them, pass it as --from. If other modules are beside the network, as a loss, save "
+        "the entries of the network alone"
     )
 
 
