@@ -25,10 +25,11 @@ from ffn.engine.checkpoints import (
     save_checkpoint,
     save_step,
 )
-from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
+from ffn.engine.distributed import World, any_of, check_replicas, on_main
 from ffn.engine.freezing import frozen_buffers
 from ffn.engine.meter import Meter
 from ffn.engine.train_step import TrainStep
+from ffn.evaluation.collect import gather
 from ffn.files import write_text
 
 VIDEOS = "videos.csv"
@@ -106,10 +107,10 @@ class Checkpointer:
         content = self._content(state)
         training = asdict(state) | step.state_dict() | {"meter": self.meter.state_dict()}
         # Running statistics differ between processes until the end of an epoch.
-        training["buffers"] = gather_buffers(step.model, self.world)
+        training["buffers"] = gather_buffers(step.model)
         if step.ema is not None:  # then the checkpoint's network is the average
             training["weights"] = step.model.state_dict()
-            training["average_buffers"] = gather_buffers(step.ema.module, self.world)
+            training["average_buffers"] = gather_buffers(step.ema.module)
         content["training"] = training
         on_main(lambda: save_step(self.folder, content, state.step, self.keep), self.world)
 
@@ -212,9 +213,9 @@ def list_videos(splits: Splits, root: str | Path) -> str:
     return "\n".join(lines)
 
 
-def gather_buffers(module: nn.Module, world: World) -> list[list[Tensor]]:
+def gather_buffers(module: nn.Module) -> list[list[Tensor]]:
     """Copies on the CPU of the buffers of every process, in order of rank."""
-    return gather([buffer.detach().cpu().clone() for buffer in module.buffers()], world)
+    return gather([buffer.detach().cpu().clone() for buffer in module.buffers()])
 
 
 def load_buffers(module: nn.Module, saved: list[list[Tensor]], world: World) -> None:

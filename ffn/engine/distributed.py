@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ffn.data.workers import end_with_parent
 from ffn.engine.freezing import frozen_buffers
+from ffn.evaluation.collect import gather
 
 Result = TypeVar("Result")
 
@@ -161,15 +162,6 @@ def on_main(function: Callable[[], Result], world: World) -> Result:
     return result
 
 
-def gather(value: Any, world: World) -> list[Any]:
-    """Gather a small picklable object from every process, in order of rank."""
-    if world.size == 1:
-        return [value]
-    values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
-    return values
-
-
 def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
     """Average gradients over all processes; one that a process does not have counts as zeros.
 
@@ -221,7 +213,7 @@ def check_replicas(model: nn.Module, world: World) -> None:
     for parameter in model.parameters() if world.size > 1 else ():
         data = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
         checksum = zlib.crc32(data.numpy(), checksum)
-    every = gather(checksum, world)
+    every = gather(checksum)
     ranks = [str(rank) for rank, found in enumerate(every) if found != every[0]]
     if ranks:
         raise ReplicaError(

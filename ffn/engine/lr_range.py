@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ffn.engine.distributed import gather
 from ffn.engine.train_step import TrainStep
+from ffn.evaluation.collect import gather
 
 BETA = 0.95  # of the moving averages, which span about 20 steps
 DIVERGED = 2.0  # the test ends at a smoothed loss this many times the lowest one
@@ -43,7 +43,7 @@ def range_test(
     for number, lr in enumerate(rates):
         result = step.step(batches, number=number, lr=lr)
         own = [float(outputs["loss"].detach()) for outputs in result.outputs if "loss" in outputs]
-        every = [loss for found in gather(own, step.world) for loss in found]
+        every = [loss for found in gather(own) for loss in found]
         if not every:
             continue  # no video of this step is readable
         done.append(lr)

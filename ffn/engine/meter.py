@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffn.engine.distributed import World, gather
+from ffn.engine.distributed import World
 from ffn.engine.train_step import StepResult
+from ffn.evaluation.collect import gather
 
 
 class Meter:
@@ -84,7 +85,7 @@ class Meter:
 
     def take_skipped(self) -> list[str]:
         """Reasons of the skipped videos of the epoch, on all processes, once each; clears them."""
-        found = gather(self._skipped, self.world)
+        found = gather(self._skipped)
         self._skipped = []
         return list(dict.fromkeys(text for texts in found for text in texts))
 
@@ -93,7 +94,7 @@ class Meter:
         return {
             "means": {k: torch.tensor(v, dtype=torch.float64) for k, v in self._total().items()},
             "batches": self._batches,
-            "skipped": [text for texts in gather(self._skipped, self.world) for text in texts],
+            "skipped": [text for texts in gather(self._skipped) for text in texts],
             "bad_steps": self._bad_steps,
         }
 
@@ -107,7 +108,7 @@ class Meter:
     def _total(self) -> dict[str, float]:
         """Sums, of which each is the mean over all processes."""
         values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
-        every = gather(dict(zip(self._sums, values, strict=True)), self.world)
+        every = gather(dict(zip(self._sums, values, strict=True)))
         keys = dict.fromkeys(key for sums in every for key in sums)
         return {key: sum(sums.get(key, 0.0) for sums in every) / self.world.size for key in keys}
 

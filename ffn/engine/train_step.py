@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.data import Normalize, VideoError
-from ffn.engine.distributed import World, any_of, average_gradients, gather
+from ffn.engine.distributed import World, any_of, average_gradients
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.tasks import Task
+from ffn.evaluation.collect import gather
 
 MAX_BAD_STEPS = 10  # in a row; then the run ends
 
@@ -158,7 +159,7 @@ class TrainStep:
         warning = None
         if not has_videos:
             skipped = [reason for output in outputs for reason in output["skipped"]]
-            reason = next(text for texts in gather(skipped, self.world) for text in texts)
+            reason = next(text for texts in gather(skipped) for text in texts)
             cause = f"a process has no readable video in step {number + 1} ({reason})"
             advice = "Check the videos with ffn check_data"
             warning = self._count_bad_step(cause, VideoError, advice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
@@ -57,8 +57,8 @@ def _count_flops(model: nn.Module, clip: Tensor) -> dict[str, dict[Any, int]]:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
         try:
-            counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
-            with evaluating(model), torch.no_grad(), counter:
+            counter = FlopCounterMode(display=False)
+            with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
                 model(clip)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -115,18 +115,6 @@ def measure_latency(
             _synchronize(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
-
-
-def _attention_flops(
-    query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
-) -> int:
-    """Two matrix products, (B, heads, T, C) each."""
-    *outer, length, width = query
-    return 2 * math.prod(outer) * length * key[-2] * (width + value[-1])
-
-
-# Fused attention on CPUs, which the counter of torch 2.6 does not support.
-_FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 def _synchronize(device: torch.device) -> None:

@@ -107,7 +107,7 @@ def test_weights_that_are_not_finite_are_never_saved(videos: Path, tmp_path: Pat
 
 def test_buffers_of_another_number_of_processes_are_averaged() -> None:
     norm = nn.BatchNorm1d(2)
-    (own,) = gather_buffers(norm, CPU)
+    (own,) = gather_buffers(norm)
     other = [own[0] + 4, own[1] + 2, torch.tensor(7)]
 
     load_buffers(norm, [own, other], World(1, 2, torch.device("cpu")))

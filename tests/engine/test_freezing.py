@@ -181,7 +181,7 @@ def test_frozen_statistics_are_not_averaged(two_ranks: Ranks) -> None:
             buffer.uniform_(1, 2)
     ffn.freeze(model, "net.layer1")
     before = state_of(model)
-    load_buffers(model, gather_buffers(model, CPU) * 3, CPU)
+    load_buffers(model, gather_buffers(model) * 3, CPU)
     after = model.state_dict()
     statistics = [key for key in before if "running" in key]
     assert all(torch.equal(before[k], after[k]) for k in statistics if k.startswith("net.layer1."))
