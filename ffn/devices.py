@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 from collections.abc import Collection
+from importlib.metadata import version
+from typing import Any
 
 import torch
+
+from ffn.version import __version__
 
 NO_COMPILER = "no C++ compiler for torch.compile: looked for $CXX, else g++, or clang++ on macOS"
 
@@ -40,6 +45,23 @@ def describe_device(device: torch.device) -> str:
     threads = torch.get_num_threads()
     name = PROCESSOR.get("model name") or platform.processor() or platform.machine()
     return f"{name}, {threads} thread{'s' * (threads > 1)}"
+
+
+def describe_measurement(device: torch.device, *packages: str) -> dict[str, Any]:
+    """Date, device and versions, also of further packages, for files of results."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions |= {"frame-flexible": __version__}
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": describe_device(device),
+        "versions": versions | {name: version(name) for name in ("timm", *packages)},
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work of a CUDA device; other devices have none."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def check_device(

@@ -62,8 +62,8 @@ def compare_inference(
             seconds = interleave(calls, rounds=rounds, device=device)
         subnet = f"{count} frames on sub-network {model.select(count)}"
         title = f"{name}, {subnet}, batches of {batch_size} at {size} px"
-        variants = [Variant(form, batch_size, seconds[form], peaks.get(form)) for form in calls]
-        yield compare(title, variants, [(form, REFERENCE) for form in calls if form != REFERENCE])
+        variants = [Variant(form, seconds[form], peaks.get(form)) for form in calls]
+        yield compare(title, batch_size, REFERENCE, variants)
 
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:

@@ -51,9 +51,8 @@ def compare_reading(
         each: _samples([dataset([view]) for view in views]),
     }
     seconds = interleave(calls, rounds=rounds, device=CPU, warmup=1, clock=time.process_time)
-    variants = [Variant(name, len(records), seconds[name]) for name in calls]
-    pairs = [("one decode", each), ("one decode, nested", each)]
-    return compare(f"{title}; CPU time", variants, pairs)
+    variants = [Variant(name, seconds[name]) for name in calls]
+    return compare(f"{title}; CPU time", len(records), each, variants)
 
 
 def _samples(datasets: Sequence[VideoDataset]) -> Callable[[], None]:

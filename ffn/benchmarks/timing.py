@@ -1,20 +1,21 @@
 """Time and memory of variants of one job, measured alternately, and the ratios between them.
 
 Variants alternate, A B C A B C …, so that other load on the machine affects all of them equally.
-Each round gives one ratio per pair of variants; the result is their median and quartiles.
+Each round gives one ratio of a variant to the reference; the result is their quartiles.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+
+from ffn.devices import synchronize
 
 
 @dataclass(frozen=True)
@@ -23,56 +24,34 @@ class Variant:
 
     Attributes:
         name: in tables and files.
-        items: videos, clips or samples per call.
         seconds: duration of a call in each round.
         peak_bytes: peak memory; None if not measured.
+        speed: ratio of speed to the reference, quartiles over the rounds; 2 is twice as fast.
+        memory: ratio of peak memory to the reference; None if not measured.
     """
 
     name: str
-    items: int
     seconds: tuple[float, ...]
     peak_bytes: int | None = None
-
-    @property
-    def rate(self) -> float:
-        """Items per second in the median round."""
-        return self.items / statistics.median(self.seconds)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One variant relative to another.
-
-    Attributes:
-        name: the variant.
-        over: the reference variant.
-        speed: ratio of items per second, median over the rounds; 2 is twice as fast.
-        low: lower quartile of the ratios of the rounds.
-        high: upper quartile.
-        memory: ratio of peak memory; None if not measured.
-    """
-
-    name: str
-    over: str
-    speed: float
-    low: float
-    high: float
-    memory: float | None
+    speed: tuple[float, ...] = (1.0, 1.0, 1.0)
+    memory: float | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants that ran alternately, and ratios between them.
+    """Variants that ran alternately.
 
     Attributes:
         title: what the variants have in common, e.g. "4 frames".
+        items: videos, clips or samples per call.
+        reference: name of the variant that the ratios are relative to.
         variants: in the order in which they ran.
-        ratios: of the compared pairs.
     """
 
     title: str
+    items: int
+    reference: str
     variants: tuple[Variant, ...]
-    ratios: tuple[Ratio, ...]
 
 
 def interleave(
@@ -98,10 +77,10 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
-            _synchronize(device)
+            synchronize(device)
             start = clock()
             call()
-            _synchronize(device)
+            synchronize(device)
             if number >= warmup:
                 seconds[name].append(clock() - start)
     return {name: tuple(values) for name, values in seconds.items()}
@@ -114,11 +93,11 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     process uses more, because allocators and libraries keep reserves.
     """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         call()
@@ -143,33 +122,22 @@ def model_bytes(model: nn.Module) -> int:
 def in_sequence(name: str, parts: Sequence[Variant]) -> Variant:
     """A variant that runs others one after another on the same items, with the largest memory."""
     seconds = zip(*(part.seconds for part in parts), strict=True)
-    peak = max(part.peak_bytes for part in parts)
-    return Variant(name, parts[0].items, tuple(map(sum, seconds)), peak)
+    return Variant(name, tuple(map(sum, seconds)), max(part.peak_bytes for part in parts))
 
 
-def compare(
-    title: str, variants: Sequence[Variant], pairs: Sequence[tuple[str, str]]
-) -> Comparison:
-    """Compute the ratios of pairs of variants, by name, round by round."""
-    named = {variant.name: variant for variant in variants}
-    ratios = tuple(_ratio(named[one], named[other]) for one, other in pairs)
-    return Comparison(title, tuple(variants), ratios)
+def compare(title: str, items: int, reference: str, variants: Sequence[Variant]) -> Comparison:
+    """Compute the ratios of all variants to the reference, round by round."""
+    (over,) = (variant for variant in variants if variant.name == reference)
+    return Comparison(title, items, reference, tuple(_relative(one, over) for one in variants))
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
+def quartiles(values: Sequence[float]) -> tuple[float, ...]:
     """Lower quartile, median, upper quartile."""
-    return np.percentile(values, (25, 50, 75)).tolist()
+    return tuple(np.percentile(values, (25, 50, 75)).tolist())
 
 
-def _ratio(one: Variant, other: Variant) -> Ratio:
-    factor = one.items / other.items
-    speeds = [factor * b / a for a, b in zip(one.seconds, other.seconds, strict=True)]
-    is_known = one.peak_bytes is not None and other.peak_bytes
-    memory = one.peak_bytes / other.peak_bytes if is_known else None
-    low, speed, high = quartiles(speeds)
-    return Ratio(one.name, other.name, speed, low, high, memory)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _relative(one: Variant, over: Variant) -> Variant:
+    speeds = [b / a for a, b in zip(one.seconds, over.seconds, strict=True)]
+    is_known = one.peak_bytes is not None and over.peak_bytes
+    memory = one.peak_bytes / over.peak_bytes if is_known else None
+    return replace(one, speed=quartiles(speeds), memory=memory)

@@ -72,14 +72,11 @@ def compare_training(
     for name, step in steps.items():
         used = clips.values() if name in flexible else [clips[int(name.removeprefix("plain "))]]
         peak = held_bytes(step) + tensor_bytes(used) + peak_memory(calls[name], device)
-        variants.append(Variant(name, batch_size, seconds[name], peak))
+        variants.append(Variant(name, seconds[name], peak))
     every = f"plain {' + '.join(map(str, views))}"
     variants.append(in_sequence(every, variants[len(flexible) :]))
-    pairs = [(name, "together") for name in flexible if name != "together"]
-    for over in (f"plain {views[-1]}", every):
-        pairs += [("together", over), ("sequential", over)]
     title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
-    return compare(title, variants, pairs)
+    return compare(title, batch_size, every, variants)
 
 
 def _variants(compiled: bool, precision: str) -> dict[str, list[str]]:

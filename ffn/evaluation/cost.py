@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
+from ffn.devices import synchronize
 from ffn.evaluation.collect import evaluating
 
 _FAST_PATH = threading.Lock()  # torch has one setting for all threads
@@ -109,14 +110,9 @@ def measure_latency(
         for _ in range(warmup):
             run(clip)
         while len(times) < repeats and (len(times) < 3 or sum(times) < seconds):
-            _synchronize(clip.device)
+            synchronize(clip.device)
             start = time.perf_counter()
             run(clip)
-            _synchronize(clip.device)
+            synchronize(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -6,18 +6,14 @@ and is listed.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import platform
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible, all_trained_frames
-from ffn.devices import describe_device
+from ffn.devices import describe_measurement
 from ffn.evaluation.collect import Outputs, collect, gather, is_first, process_count
 from ffn.evaluation.cost import count_macs, count_parameters, measure_latency
 from ffn.evaluation.metrics import dataset_metrics
@@ -119,7 +115,9 @@ def sweep(
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        measured = _measured(model, run) | {"runtime": run.runtime}
+        packages = [run.runtime] if run.runtime in ("onnxruntime", "openvino") else []
+        measured = describe_measurement(run.device, *packages)
+        measured |= {"precision": run.precision, "runtime": run.runtime}
         cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 
@@ -158,22 +156,3 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
         )
         rows.append(row)
     return tuple(rows)
-
-
-def _measured(model: nn.Module, run: InferenceRunner) -> dict[str, Any]:
-    """Date, device, precision and library versions."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    packages = ["frame-flexible", "timm"]
-    if run.runtime in ("onnxruntime", "openvino"):
-        packages.append(run.runtime)
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # a source tree that is not installed, or a network without timm
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": describe_device(next(model.parameters()).device),
-        "precision": run.precision,
-        "versions": versions,
-    }

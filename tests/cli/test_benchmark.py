@@ -35,7 +35,7 @@ def test_training_compares_views_together_in_sequence_and_plain(
     assert peak["together"] > 1.5 * peak["sequential"]
     assert peak["sequential"] < 1.5 * peak["plain 8"]
     assert peak["together, checkpointed"] < 0.7 * peak["together"]
-    assert "together : plain 7 + 8" in capsys.readouterr().out
+    assert "relative to plain 7 + 8" in capsys.readouterr().out
 
     assert main(["benchmark", *arguments, "--output", str(file)]) == 2  # the file exists
 
