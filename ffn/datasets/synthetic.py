@@ -10,16 +10,15 @@ real videos.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import cyclopts
 import numpy as np
 
 from ffn.data.decoding.opening import local_address
@@ -31,28 +30,8 @@ FRAME_RATE = 20
 SPLITS = ("train", "val")
 
 
-@dataclass(frozen=True)
-class _Parameters:
-    """Equal parameters and library versions give equal bytes."""
-
-    train_per_class: int
-    val_per_class: int
-    size: int
-    frames: int
-    seed: int
-    format: int = FORMAT
-
-    def __post_init__(self) -> None:
-        least = {"train_per_class": 1, "val_per_class": 1, "size": 16, "frames": 1, "seed": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
-        if self.size % 2:
-            raise ValueError(f"size is {self.size}; H.264 needs an even number of pixels")
-
-
 def generate(
-    folder: str | os.PathLike[str],
+    folder: str | Path,
     *,
     train_per_class: int = 80,
     val_per_class: int = 60,
@@ -64,9 +43,9 @@ def generate(
     """Write the data set, or return at once if `folder` already holds it.
 
     The folder gets `videos/*.mp4` (H.264), `train.csv` and `val.csv` (columns path, label, frames),
-    `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of the other files). It
-    is written under a temporary name and renamed when it is complete. Video i of a class depends
-    only on `seed`, split, class and i.
+    `classes.txt`, and `dataset.json` with the parameters. It is written under a temporary name and
+    renamed when it is complete. Video i of a class depends only on `seed`, split, class and i.
+    Equal parameters and library versions give equal bytes.
 
     Args:
         folder: Where to write; it must be absent, empty, or hold the same data set.
@@ -75,18 +54,23 @@ def generate(
         size: Height and width in pixels, even.
         frames: Frames per video.
         seed: Seed of all randomness.
-        workers: Number of processes; 0 runs in this process. As with data loaders, more than
-            0 needs `if __name__ == "__main__"` on platforms that spawn processes.
+        workers: Number of processes; 0 runs in this process.
 
     Returns:
         The folder.
 
     Raises:
-        FileExistsError: if `folder` holds anything else, or a damaged copy; it stays unchanged.
-        ValueError: if a parameter is out of range.
+        FileExistsError: if `folder` holds anything else; it stays unchanged.
     """
     folder = Path(folder)
-    parameters = _Parameters(train_per_class, val_per_class, size, frames, seed)
+    parameters = {
+        "train_per_class": train_per_class,
+        "val_per_class": val_per_class,
+        "size": size,
+        "frames": frames,
+        "seed": seed,
+        "format": FORMAT,
+    }
     if _holds(folder, parameters):
         return folder
 
@@ -100,7 +84,7 @@ def generate(
     return folder
 
 
-def _holds(folder: Path, parameters: _Parameters) -> bool:
+def _holds(folder: Path, parameters: dict[str, int]) -> bool:
     """Whether `folder` holds this data set; False if it is absent or empty.
 
     Raises:
@@ -109,29 +93,27 @@ def _holds(folder: Path, parameters: _Parameters) -> bool:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        record = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        record = {}
-    if record != {"parameters": asdict(parameters), "fingerprint": _fingerprint(folder)}:
+        found = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["parameters"]
+    except (OSError, ValueError, LookupError, TypeError):
+        found = None
+    if found != parameters:
         raise FileExistsError(
-            f"{folder} holds something else, a damaged copy, or a data set of other parameters: "
-            f"found {record.get('parameters')}, expected {asdict(parameters)}. Choose another "
-            "folder, or delete this one"
+            f"{folder} holds something else, or a data set of other parameters: found {found}, "
+            f"expected {parameters}. Choose another folder, or delete this one"
         )
     return True
 
 
-def _write(folder: Path, parameters: _Parameters, workers: int) -> None:
+def _write(folder: Path, parameters: dict[str, int], workers: int) -> None:
     jobs = []
-    counts = parameters.train_per_class, parameters.val_per_class
-    for split, count in zip(SPLITS, counts, strict=True):
+    for split in SPLITS:
         videos = {
             f"videos/{split}_{name}_{index:04d}.mp4": (name, index)
             for name in CLASSES
-            for index in range(count)
+            for index in range(parameters[f"{split}_per_class"])
         }
         jobs += [(folder / path, split, *video, parameters) for path, video in videos.items()]
-        rows = [(path, name, parameters.frames) for path, (name, _) in videos.items()]
+        rows = [(path, name, parameters["frames"]) for path, (name, _) in videos.items()]
         write_csv(folder / f"{split}.csv", [("path", "label", "frames"), *rows])
     write_text(folder / "classes.txt", "\n".join(CLASSES) + "\n")
 
@@ -142,15 +124,15 @@ def _write(folder: Path, parameters: _Parameters, workers: int) -> None:
         for job in jobs:
             _write_video(job)
 
-    record = {"parameters": asdict(parameters), "fingerprint": _fingerprint(folder)}
-    write_text(folder / "dataset.json", json.dumps(record, indent=2) + "\n")
+    write_text(folder / "dataset.json", json.dumps({"parameters": parameters}, indent=2) + "\n")
 
 
-def _write_video(job: tuple[Path, str, str, int, _Parameters]) -> None:
+def _write_video(job: tuple[Path, str, str, int, dict[str, int]]) -> None:
     """Draw and encode one video."""
     path, split, name, index, parameters = job
-    rng = np.random.default_rng([parameters.seed, SPLITS.index(split), CLASSES.index(name), index])
-    _encode(path, draw(name, size=parameters.size, frames=parameters.frames, rng=rng))
+    seed = [parameters["seed"], SPLITS.index(split), CLASSES.index(name), index]
+    rng = np.random.default_rng(seed)
+    _encode(path, draw(name, size=parameters["size"], frames=parameters["frames"], rng=rng))
 
 
 def _encode(path: Path, video: np.ndarray) -> None:
@@ -168,34 +150,15 @@ def _encode(path: Path, video: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
-def _fingerprint(folder: Path) -> str:
-    """SHA-256 over names and contents of the lists and the videos."""
-    digest = hashlib.sha256()
-    lists = [folder / name for name in (*(f"{split}.csv" for split in SPLITS), "classes.txt")]
-    for path in filter(Path.is_file, [*lists, *sorted(folder.glob("videos/*.mp4"))]):
-        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `python -m ffn.datasets.synthetic`."""
-    parser = argparse.ArgumentParser(
-        prog="ffn.datasets.synthetic", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("folder", help="where to write the data set")
-    parser.add_argument("--clips-per-class", type=int, nargs=2, metavar=("TRAIN", "VAL"))
-    parser.add_argument("--size", type=int, help="height and width in pixels")
-    parser.add_argument("--frames", type=int, help="frames per video")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
-    numbers = given.pop("clips_per_class", [])
-    given |= zip(("train_per_class", "val_per_class"), numbers, strict=False)
+    """Run `python -m ffn.datasets.synthetic`; its options are those of `generate`."""
+    app = cyclopts.App("ffn.datasets.synthetic", result_action="return_value", version_flags=[])
+    app.default(generate)
     try:
-        folder = generate(**given)
+        if folder := app(arguments):
+            print(f"{folder}: {len(CLASSES)} classes")
     except (OSError, ValueError) as error:
-        parser.error(explain(error))
-    print(f"{folder}: {len(CLASSES)} classes")
+        sys.exit(f"ffn.datasets.synthetic: {explain(error)}")
 
 
 if __name__ == "__main__":
