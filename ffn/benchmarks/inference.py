@@ -36,14 +36,8 @@ def compare_inference(
 ) -> Iterator[Comparison]:
     """Compare the forward passes of a frame-flexible network in several forms.
 
-    Args:
-        name: of the model, for the titles.
-        model: the network, in eval mode.
-        frames: frame counts of the clips; one comparison each.
-        batch_size: clips per forward pass.
-        size: height and width of the clips, pixels.
-        compiled: also ``torch.compile``, which takes minutes to build.
-        rounds: timed forward passes of each form.
+    Arguments are the options of ``ffn benchmark infer``; the model is in eval mode. Yields one
+    comparison per frame count.
     """
     device = next(model.parameters()).device
     for count in sorted(set(frames)):

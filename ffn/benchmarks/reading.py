@@ -23,12 +23,6 @@ def compare_reading(
 ) -> Comparison:
     """Compare the CPU time of all views from one decode, nested or not, with a decode per view.
 
-    Args:
-        records: the videos.
-        frames: the views, two frame counts or more.
-        size: height and width of a clip, pixels.
-        rounds: timed runs of each variant.
-
     Raises:
         ValueError: fewer than two frame counts.
         VideoError: a video cannot be decoded.

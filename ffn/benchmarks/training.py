@@ -41,17 +41,8 @@ def compare_training(
     A step is that of a training run, on a batch that is already on the device: normalization,
     forward, backward, gradient clipping, the check for finite numbers, optimizer.
 
-    Args:
-        model: name of the model, for the title.
-        frames: the views, two frame counts or more.
-        build_step: from the name of a task, its frame counts, and further options of a config.
-        batch_size: videos per step.
-        size: height and width of the clips, pixels.
-        num_classes: K.
-        precision: "fp32", "bf16" or "fp16".
-        compiled: also measure ``torch.compile``.
-        rounds: timed steps of each variant.
-        device: CPU or CUDA.
+    Arguments are the options of ``ffn benchmark train``; ``build_step`` makes a step from the name
+    of a task, its frame counts, and further options of a config.
 
     Raises:
         ValueError: fewer than two frame counts, or an unknown model.

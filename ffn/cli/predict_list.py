@@ -52,16 +52,10 @@ def predict_list(
     top: int,
     world: World,
 ) -> None:
-    """Write the table; every process calls this.
+    """Predict the list of a path and write the table; every process calls this.
 
-    Args:
-        path: the list.
-        weights: name or path.
-        choice: arguments of a predictor that choose the number of frames.
-        batch: how the list is predicted.
-        network: how it runs.
-        top: labels per video.
-        world: the processes.
+    ``choice`` has the arguments of a predictor that choose the number of frames, ``top`` is the
+    number of labels per video.
     """
     from rich.console import Console
     from rich.progress import Progress

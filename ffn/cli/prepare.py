@@ -140,11 +140,7 @@ def _show(summary: Summary) -> None:
 def train_command(dataset: str, summary: Summary, root: Path, pattern: str | None) -> str:
     """The command that trains with an index.
 
-    Args:
-        dataset: its name.
-        summary: of the preparation.
-        root: folder of the data set.
-        pattern: file names in a folder of frames, if they are not the usual ones.
+    ``pattern`` is that of the file names in a folder of frames, if they are not the usual ones.
     """
     from ffn.datasets.index import list_path
 

@@ -159,14 +159,7 @@ def build_train_step(
     num_classes: int,
     class_weights: Tensor | None = None,
 ) -> TrainStep:
-    """The train step of a config for a model on its device.
-
-    Args:
-        config: the options.
-        model: as :func:`ffn.engine.build_network.build_model` returned it.
-        world: the processes.
-        num_classes: K.
-        class_weights: weights of the classes in the loss (K,).
+    """The train step of a config for a model of ``build_network.build_model`` on its device.
 
     Raises:
         ConfigError: the model cannot be trained with these options.

@@ -45,11 +45,6 @@ def conversion_of(config: Config) -> dict[str, Any] | None:
 def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -> nn.Module:
     """The network, frame-flexible if the task is; convolutions in channels-last layout.
 
-    Args:
-        config: the options.
-        num_classes: K.
-        pretrained: with published weights.
-
     Raises:
         ConfigError: the network cannot be converted for the task.
     """
@@ -82,11 +77,8 @@ def build_started_model(
 ) -> tuple[nn.Module, Start | None]:
     """The network of a run on its device, and the match with its start weights, if it has them.
 
-    Args:
-        config: the options.
-        num_classes: K.
-        world: the processes; each gets the same initialization.
-        is_new: the run has no checkpoint, which would replace all weights.
+    All processes get the same initialization. A run that is not new has a checkpoint, which would
+    replace all weights.
     """
     torch.manual_seed(config.train.seed)
     pretrained = is_new and config.model.pretrained
@@ -129,12 +121,7 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
 
 
 def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = None) -> Task:
-    """The model with its loss.
-
-    Args:
-        config: the options.
-        model: the network.
-        class_weights: (K,); None for none.
+    """The model with its loss, in which classes may have weights (K,).
 
     Raises:
         ConfigError: the task has trained parameters of its own.

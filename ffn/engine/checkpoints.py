@@ -120,13 +120,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def save_step(folder: Path, content: dict[str, Any], step: int, keep: int = 2) -> None:
-    """Write the checkpoint of a step, link it as ``last.pt``, and remove older ones.
-
-    Args:
-        folder: of the run.
-        content: as :func:`save_checkpoint` takes it.
-        step: optimizer steps done.
-        keep: number of checkpoints to keep, at least 1.
+    """Write the checkpoint after ``step`` steps as ``last.pt`` too; ``keep`` the newest ones.
 
     Raises:
         OSError: it cannot be written; all earlier files stay.

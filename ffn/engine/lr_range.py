@@ -109,10 +109,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 def report_lines(rates: Sequence[float], losses: Sequence[float], scale: float) -> list[str]:
     """Console lines about a range test: a table of its curve, and a suggestion.
 
-    Args:
-        rates: learning rate of each step.
-        losses: training loss of each step.
-        scale: learning rate of a step over ``optim.lr``; not 1 with ``optim.base_batch_size``.
+    ``scale`` is the learning rate of a step over ``optim.lr``; not 1 with
+    ``optim.base_batch_size``.
     """
     curve = list(zip(np.exp(smooth(np.log(rates))) / scale, smooth(losses), strict=True))
     shown = curve[FIRST :: max(1, len(curve) // 20)]

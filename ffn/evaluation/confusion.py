@@ -65,11 +65,6 @@ def save_classes(predictions: Predictions, classes: Sequence[str], path: Path) -
     ``top1`` is in percent of all videos of the class; it is empty for a class without videos.
     ``wrong_answer`` is the most frequent wrong class, the first of equal ones, and ``wrong_videos``
     the number of its videos; both are empty if there is none.
-
-    Args:
-        predictions: of a network.
-        classes: class names.
-        path: the file.
     """
     rows = []
     videos = torch.bincount(predictions.label, minlength=len(classes)).tolist()
@@ -92,11 +87,6 @@ def save_multi_label_classes(predictions: Predictions, classes: Sequence[str], p
     ``videos`` is the number of videos with the class, ``failed`` that of those which cannot be
     decoded. ``ap``, ``precision``, ``recall`` and ``f1`` are in percent, see
     :func:`class_measures`; empty where they are not defined.
-
-    Args:
-        predictions: of a network.
-        classes: class names.
-        path: the file.
     """
     label, ok = predictions.label, predictions.ok
     videos, failed = (label > 0).sum(0).tolist(), (label[~ok] > 0).sum(0).tolist()
@@ -115,11 +105,6 @@ def save_confusion(predictions: Predictions, classes: Sequence[str], path: Path)
     """Write the confusion matrix of each frame count into one CSV file.
 
     The columns are ``frames``, ``class`` (of the videos), and the number of videos for each answer.
-
-    Args:
-        predictions: of a network.
-        classes: class names.
-        path: the file.
     """
     rows = [
         (frames, name, *counts)
@@ -139,15 +124,8 @@ def save_confusion_figure(
     A cell is the share of a class's decoded videos that got an answer, in percent. Names and
     numbers are shown for up to `NAMED` classes.
 
-    Args:
-        predictions: of a network.
-        classes: class names.
-        path: ``.png``, or any format of matplotlib.
-        name: of the network.
-
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not support the format.
     """
     counts = [*predictions.logits]
     names = [one[:32] for one in classes] if len(classes) <= NAMED else []

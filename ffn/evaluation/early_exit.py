@@ -111,9 +111,7 @@ class EarlyExit:
 
 
 def fit_early_exit(
-    predictions: Predictions,
-    gmacs: Mapping[int, float],
-    budget: float | None = None,
+    predictions: Predictions, gmacs: Mapping[int, float], budget: float | None = None
 ) -> EarlyExit:
     """Find stages and thresholds on videos with labels.
 
@@ -179,18 +177,12 @@ def _candidates(
 
 
 def held_out(
-    predictions: Predictions,
-    gmacs: Mapping[int, float],
-    budget: float | None = None,
+    predictions: Predictions, gmacs: Mapping[int, float], budget: float | None = None
 ) -> tuple[float, float]:
     """Accuracy in percent, and mean GMACs, of thresholds on videos that they were not fitted to.
 
     They are fitted to a random half of the videos and tested on the other half, both ways.
-
-    Args:
-        predictions: see :func:`fit_early_exit`.
-        gmacs: see :func:`fit_early_exit`.
-        budget: see :func:`fit_early_exit`.
+    Arguments are those of :func:`fit_early_exit`.
     """
     seen = select(predictions, predictions.ok)
     order = torch.randperm(len(seen.label), generator=torch.Generator().manual_seed(0))
@@ -211,13 +203,9 @@ def early_exit_table(
     exits: EarlyExit,
     tested: tuple[float, float],
 ) -> Table:
-    """Accuracy and cost of each count alone and of early exit, for the console.
+    """Accuracy and cost of each count alone, of the fit, and of held-out videos, for the console.
 
-    Args:
-        predictions: of the fit.
-        gmacs: of a video at each count.
-        exits: the fit to all videos.
-        tested: see :func:`held_out`.
+    ``predictions`` and ``gmacs`` are those of the fit, ``tested`` the result of :func:`held_out`.
     """
     seen = select(predictions, predictions.ok)
     table = Table(title=f"early exit, {len(seen.label)} videos")

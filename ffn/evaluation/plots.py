@@ -34,6 +34,8 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
         ValueError: matplotlib does not support the format.
     """
     figure = new_figure(9.6, 4.4)
+    from matplotlib.ticker import LogLocator, NullLocator
+
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
     for order, sweep in enumerate(sweeps):
         repeated = order // len(COLORS)  # a color has another marker when it comes again
@@ -43,7 +45,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
             "zorder": 3 + len(sweeps) - order,
         }
         _draw(by_frames, sweep, [row.frames for row in sweep.rows], style)
-        _draw(by_cost, sweep, _cost(sweep), style)
+        _draw(by_cost, sweep, [sweep.views * row.gmacs for row in sweep.rows], style)
 
     by_frames.set_xlabel("frames of the clip")
     by_frames.set_ylabel(f"{LONG_TITLES[sweeps[0].rows[0].main]} (%)")
@@ -51,9 +53,16 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     by_frames.set_xticks([t for t in counts if len(counts) <= 16 or t % 2 == 0])
     several = any(sweep.views > 1 for sweep in sweeps)
     by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
-    _scale_cost(by_cost)
+    by_cost.set_xscale("log")
+    by_cost.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    by_cost.xaxis.set_major_formatter("{x:g}")
+    by_cost.xaxis.set_minor_locator(NullLocator())
     for axes in (by_frames, by_cost):
-        tidy(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GRAY)
+        axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=GRAY, labelcolor="black")
 
     longest = max(len(sweep.name) for sweep in sweeps)
     columns = max(1, min(4, len(sweeps), 110 // (longest + 8)))  # as many as fit into the width
@@ -78,15 +87,6 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
-def tidy(axes: Axes) -> None:
-    """Show two thin axes, and horizontal grid lines behind the curves."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GRAY)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=GRAY, labelcolor="black")
-
-
 def write_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, in the format of the file's suffix.
 
@@ -101,11 +101,6 @@ def write_figure(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def _cost(sweep: Sweep) -> list[float]:
-    """Multiply-accumulates of a video, for all its views, per frame count."""
-    return [sweep.views * row.gmacs for row in sweep.rows]
-
-
 def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> None:
     scores = [row.score for row in sweep.rows]
     axes.plot(
@@ -116,13 +111,3 @@ def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> No
         [x[i] for i in trained], [scores[i] for i in trained],
         linestyle="none", markersize=8, markeredgecolor="white", **style,
     )  # fmt: skip
-
-
-def _scale_cost(axes: Axes) -> None:
-    """A logarithmic axis with plain numbers."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())

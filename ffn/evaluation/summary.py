@@ -100,15 +100,9 @@ def _shape(output: Any) -> str:
 
 
 def _table(rows: list[Row], is_flexible: bool) -> str:
-    head = ["stage", "output", "parameters", "private per count", "M MACs"]
-    cells = [[n, s, f"{p:,}", f"{own:,}", f"{m / 1e6:,.2f}"] for n, s, p, own, m in rows]
-    kept = [i for i in range(len(head)) if is_flexible or i != 3]
-    lines = [[line[i] for i in kept] for line in (head, *cells)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    lines = [("stage", "output", "parameters", "private per count", "M MACs")]
+    lines += [(n, s, f"{p:,}", f"{own:,}", f"{m / 1e6:,.2f}") for n, s, p, own, m in rows]
+    stage, output, *numbers = (max(map(len, column)) + 2 for column in zip(*lines, strict=True))
+    widths = [f"<{stage}", f"<{output - 2}", *(f">{width}" for width in numbers)]
+    kept = [i for i in range(len(widths)) if is_flexible or i != 3]
+    return "\n".join("".join(f"{line[i]:{widths[i]}}" for i in kept) for line in lines)

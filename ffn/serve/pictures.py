@@ -45,15 +45,9 @@ def save(
     fps: float | None = None,
     heat: HeatMap | None = None,
 ) -> None:
-    """Write a picture or a video of a prediction; the suffix of the file says which.
+    """Write a picture, ``.png`` or ``.gif``, or a video, ``.mp4``, of a prediction.
 
-    Args:
-        path: The file, ``.png``, ``.gif`` or ``.mp4``; replaced.
-        given: The video.
-        clip: That was predicted.
-        prediction: Of the clip.
-        pattern, fps: See :func:`save_video`.
-        heat: Heat map of the clip, for sheets and GIFs; None to draw none.
+    Other arguments are those of :func:`save_video`; pictures may have a heat map of the clip.
 
     Raises:
         VideoError: see :func:`save_video`.
