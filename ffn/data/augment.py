@@ -33,12 +33,7 @@ class ColorJitter:
         self.jitter = v2.ColorJitter(*strengths)
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Apply the same factors to all frames.
-
-        Args:
-            x: uint8 (N, 3, H, W).
-            generator: Source of one draw.
-        """
+        """Apply the same factors to all frames; takes one draw."""
         with library_draws(generator):
             return self.jitter(x)
 
@@ -73,12 +68,7 @@ class RandAugment:
         self.augment = rand_augment_transform(policy, settings)
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Apply the same operations to all frames.
-
-        Args:
-            x: uint8 (N, 3, H, W).
-            generator: Source of one draw.
-        """
+        """Apply the same operations to all frames; takes one draw."""
         from PIL import Image
 
         images = x.permute(0, 2, 3, 1).contiguous().numpy()  # (N, H, W, C)
@@ -114,12 +104,7 @@ class RandomErasing:
         self.mean, self.std = (np.array(v, dtype=np.float32)[:, None, None] for v in (mean, std))
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Erase the same box in all frames, with the given probability.
-
-        Args:
-            x: uint8 (N, 3, H, W).
-            generator: Source of the draws.
-        """
+        """Erase the same box in all frames, with the given probability."""
         with library_draws(generator):
             box = self.erase(torch.zeros(1, *x.shape[-2:])) > 0
         if not box.any():

@@ -1,6 +1,8 @@
 """Random crops for training and three-crop testing, with one window for all frames of a sample.
 
-Frames are uint8 (N, C, H, W). Windows are drawn from the generator that is passed in.
+Frames are uint8 (N, C, H, W); a crop returns squares of `side` pixels (N, C, side, side). Windows
+are drawn from the generator that is passed in. Scales of a window are fractions of the shorter
+side, descending.
 """
 
 from __future__ import annotations
@@ -35,17 +37,7 @@ def resize(x: Tensor, *size: int) -> Tensor:
 def multiscale_crop(
     x: Tensor, side: int, generator: np.random.Generator, scales: Sequence[float] = SCALES
 ) -> Tensor:
-    """Multi-scale crop of TSN, TSM and TEA: a window from :func:`draw_crop`, resized to a square.
-
-    Args:
-        x: Frames (N, C, H, W).
-        side: Side of the result, in pixels.
-        generator: Source of two draws.
-        scales: Sides of the window as fractions of the shorter side, descending.
-
-    Returns:
-        (N, C, side, side).
-    """
+    """Multi-scale crop of TSN, TSM and TEA: a window of :func:`draw_crop`, resized to a square."""
     top, left, height, width = draw_crop(*x.shape[-2:], generator, scales)
     return resize(x[..., top : top + height, left : left + width], side, side)
 
@@ -60,14 +52,8 @@ def resized_crop(
     """Random resized crop of Inception and UniFormer: random area, aspect ratio and position.
 
     Args:
-        x: Frames (N, C, H, W).
-        side: Side of the result, in pixels.
-        generator: Source of one draw.
         area: Smallest and largest share of the frame; the draw is uniform.
         aspect: Smallest and largest width / height; the draw is log-uniform.
-
-    Returns:
-        (N, C, side, side).
     """
     from torchvision.transforms import v2
 
@@ -81,14 +67,7 @@ def jittered_crop(
 ) -> Tensor:
     """Scale jitter of SlowFast: resize the shorter side to a random length, crop a random square.
 
-    Args:
-        x: Frames (N, C, H, W).
-        side: Side of the square, in pixels.
-        generator: Source of three draws.
-        scales: Smallest and largest length of the shorter side, in pixels; the draw is uniform.
-
-    Returns:
-        (N, C, side, side).
+    The length is uniform between the two ``scales``, in pixels.
     """
     x = resize(x, round(generator.uniform(*scales)))
     height, width = x.shape[-2:]
@@ -102,10 +81,6 @@ def three_squares(x: Tensor, side: int) -> Tensor:
     The squares are left, center and right of a wide frame; top, center and bottom of a high one.
     This is the rule of SlowFast and UniFormer (spatial indices 0, 1, 2), and of TSM with
     `--test_crops 3 --full_res`.
-
-    Args:
-        x: Frames (N, C, H, W).
-        side: Side of the squares, in pixels.
 
     Returns:
         (3, N, C, side, side).
@@ -127,12 +102,6 @@ def draw_crop(
 
     Height and width are two of `scales`, at most one step apart, times the shorter side. The window
     has one of 13 fixed positions: corners, edges, center and in between.
-
-    Args:
-        height: Height of the frame, in pixels.
-        width: Width of the frame, in pixels.
-        generator: Source of two draws.
-        scales: Sides of the window as fractions of the shorter side, descending.
 
     Returns:
         Top, left, height and width of the window, in pixels.

@@ -1,8 +1,8 @@
 """Frame sampling: select the frames of a video that form a clip, in training and in tests.
 
-Each rule takes the number of frames of the video and of the clip, and returns 0-based indices in
-ascending order. Random draws come from the generator that is passed in. If the video is shorter
-than the clip, its frames are repeated evenly.
+Each rule takes the number of frames of the video and of the clip, at least 1 each (else it raises
+ValueError), and returns 0-based indices in ascending order. Random draws come from the generator
+that is passed in. If the video is shorter than the clip, its frames are repeated evenly.
 
 Rules, named as in `RULES`; `clip_indices` has their test variants:
 
@@ -45,9 +45,6 @@ def segment_center(num_frames: int, frames: int) -> list[int]:
     Returns:
         `frames` ascending indices in [0, num_frames).
 
-    Raises:
-        ValueError: if either number is below 1.
-
     Note:
         The reference code returns all zeros if `num_frames <= frames`; here the frames of such a
         video are repeated evenly.
@@ -66,17 +63,6 @@ def segment_random(num_frames: int, frames: int, generator: np.random.Generator)
         [1, 3, 6, 7]
         >>> segment_random(3, 8, np.random.default_rng(0))  # nothing to draw
         [0, 0, 0, 1, 1, 1, 2, 2]
-
-    Args:
-        num_frames: Frames of the video, at least 1.
-        frames: Frames of the clip, at least 1.
-        generator: Source of the draws; `frames` integers are taken from it.
-
-    Returns:
-        `frames` ascending indices in [0, num_frames).
-
-    Raises:
-        ValueError: if either number is below 1.
 
     Note:
         The reference code draws from `i * d … i * d + d - 1` with `d = n // s`: it never selects
@@ -97,16 +83,7 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
         >>> dense(40, 4, start=0)  # shorter than the window: all of it, as segment_center
         [5, 15, 25, 35]
 
-    Args:
-        num_frames: Frames of the video, at least 1.
-        frames: Frames of the clip, in [1, 64].
-        start: First frame, in [0, max(0, num_frames - 64)].
-
-    Returns:
-        `frames` ascending indices in [0, num_frames).
-
-    Raises:
-        ValueError: if a number is outside its range.
+    A clip has at most 64 frames; `start` is in [0, max(0, num_frames - 64)].
 
     Note:
         In a video shorter than the window, the reference code wraps to the first frame (indices

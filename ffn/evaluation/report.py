@@ -216,9 +216,7 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 
 def timing(sweep: Sweep) -> str:
     """How latencies were measured, e.g. "torch, bf16, on NVIDIA H200"."""
-    was_fused = sweep.measured.get("fused", True)  # false in older files
-    how = sweep.measured.get("runtime", "torch") if was_fused else "unfused"
-    return f"{how}, {sweep.measured['precision']}, on {sweep.measured['device']}"
+    return "{runtime}, {precision}, on {device}".format_map(sweep.measured)
 
 
 def _table(sweep: Sweep) -> Table:
