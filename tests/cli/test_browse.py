@@ -119,26 +119,6 @@ def test_mixed_clips_are_those_of_the_first_step(
     assert len(panels) == 4
 
 
-def test_copies_of_a_video_stand_together(root: Path, tmp_path: Path, panels: list[Panel]) -> None:
-    options = ["--split", "val", "train.repeated_aug=2", "data.test_protocol=2x3"]
-
-    assert draw(root, tmp_path / "samples.png", "--videos", "2", *options) == 0
-
-    assert len(panels) == 2
-    for panel in panels:
-        assert Path(panel.lines[0].split(",")[0]).name.startswith(f"val_{panel.title}")
-        labels = [strip.label for strip in panel.strips]
-        copies = [label.partition(": ")[0] for label in labels[:4]]
-        assert copies == [f"training, copy {copy}" for copy in "1122"]
-        frames = {1: "7, 22", 2: "0, 15"}  # middle and start of each half
-        views = [(clip, crop) for clip in (1, 2) for crop in (1, 2, 3)]
-        expected = [f"test, clip {k}, crop {crop}: frames {frames[k]}" for k, crop in views]
-        assert labels[4:10] == expected
-        one, two = (panel.strips[i].clip for i in (1, 3))
-        assert one.shape == two.shape
-        assert not torch.equal(one, two)
-
-
 def test_unreadable_videos(root: Path, tmp_path: Path, panels: list[Panel], capsys) -> None:
     rows = (root / "train.csv").read_text().splitlines()
     (tmp_path / "broken.mp4").write_bytes(b"no video")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -162,23 +159,6 @@ def test_details_agree_with_the_table(tested: Path, given: list[str]) -> None:
             assert sum(int(r[r["class"]]) for r in matrix) == right
         assert Path(f"{start}.confusion.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["test", *given, str(tested)]) == 2
-
-
-@pytest.mark.slow
-def test_two_processes_write_what_one_does(tested: Path, given: list[str], tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    subprocess.run([*program, "tools/test.py", *given, tmp_path], cwd=ROOT, env=env, check=True)
-
-    files = sorted(path.name for path in tested.iterdir())
-    assert len(files) == 3 + 3 * 5
-    assert files == sorted(path.name for path in tmp_path.iterdir())
-    alone, together = (load_table(folder / "results.json")[2] for folder in (tested, tmp_path))
-    assert together.rows == alone.rows
-    assert together.measured["networks"] == ["plain", "other"]
-    name = "ensemble.predictions.safetensors"
-    kept = [load_predictions(folder / name) for folder in (tested, tmp_path)]
-    torch.testing.assert_close(kept[0].logits[3], kept[1].logits[3], equal_nan=True)
 
 
 def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract, nearest
 
 LENGTHS = (4, 6, 7, 12, 20, 2, 1)
@@ -62,15 +61,6 @@ def test_a_graph_per_sub_network(training: bool) -> None:
         model = flexible(Small()).eval()
         model.interpolate = True
         graphs_of(model, 4, (8, 4, 16, 2, 20))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-def test_graphs_of_every_family(name: str) -> None:
-    """Some families need a graph more where a length of theirs, such as T / 2, becomes 1."""
-    torch.manual_seed(0)
-    model = flexible(backbones.build(name, num_classes=3, width=8)).eval()
-    assert graphs_of(model, 32) <= 7
 
 
 def test_the_active_count_of_a_graph_belongs_to_the_thread() -> None:
