@@ -14,7 +14,6 @@ import ffn as _ffn
 
 dependencies = [
     "av",
-    "decord",
     "einops",
     "filelock",
     "fsspec",

@@ -238,8 +238,7 @@ def _frame_source(options: DataConfig, *, resize: int) -> dict[str, Any]:
     store = _open_store(options, resize=resize)
     if store is not None:
         return {"source": store.open_record}
-    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
-    return {"decoder": options.decoder, **pattern}
+    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
 
 
 def _frame_counts(config: Config) -> data.FrameCounts | None:
