@@ -59,18 +59,6 @@ def test_text_has_a_line_per_change_of_the_label(capsys, weights, video) -> None
     assert all(a != b for a, b in pairwise(labels))
 
 
-def test_refused(capsys, weights, video) -> None:
-    for words, named in {
-        "97": "/dev/video97",
-        f"{video} --attempts 3": "attempts",
-        "rtsp://h/1 --speed 2": "speed",
-        f"{video} --input-option a": "--input-option",
-    }.items():
-        status, out, err = live(capsys, weights, *words.split())
-        assert (status, out) == (2, "")
-        assert named in err
-
-
 @pytest.mark.slow
 def test_ctrl_c(weights, video) -> None:
     words = [video, "--weights", weights, "--repeat", "--step", "0.5", "--frames", "2"]

@@ -95,16 +95,6 @@ def test_erased_box_and_noise():
     assert values.std(1).tolist() == pytest.approx(STD, abs=0.04)  # clipped at 0 and 1
 
 
-def test_erasing_has_its_probability():
-    frames = noise(1, 3, 32, 32)
-    generator = rng()
-    hits = sum(
-        not torch.equal(RandomErasing(0.25, MEAN, STD)(frames, generator), frames)
-        for _ in range(800)
-    )
-    assert 160 < hits < 240
-
-
 def test_noise_of_bgr_weights_has_their_channel_order():
     frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}

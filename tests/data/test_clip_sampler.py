@@ -129,28 +129,6 @@ def test_draws_depend_on_seed_epoch_and_step_only() -> None:
     assert in_steps(3, 3) == in_steps(3, 4) == in_steps(3, 5)
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_batches_of_all_ranks_have_the_same_numbers(repeats: int) -> None:
-    draw = FrameCounts(RANGES, seed=7)
-
-    def batches(rank: int, skip: int = 0) -> list[list[tuple]]:
-        sampler = ClipSampler(
-            21, shuffle=True, seed=7, rank=rank, world_size=2, batch_size=4, repeats=repeats,
-            frame_counts=draw,
-        )  # fmt: skip
-        sampler.set_epoch(5, skip)
-        keys = list(sampler)
-        return [keys[i : i + 4] for i in range(0, len(keys), 4)]
-
-    ranks = [batches(0), batches(1)]
-    assert len(ranks[0]) == len(ranks[1]) == 21 * repeats // 8
-    for number, together in enumerate(zip(*ranks, strict=True)):
-        keys = [key for batch in together for key in batch]
-        assert [key[3] for key in keys] == [draw(5, number)] * 8
-        assert sorted({key[2] for key in keys}) == list(range(repeats))
-    assert batches(1, skip=1) == ranks[1][1:]  # a resumed epoch
-
-
 def test_probabilities_are_checked() -> None:
     for numbers in ({}, {0: 1.0}, {4: 0.5}, {4: 1.5, 5: -0.5}):
         with pytest.raises(ValueError, match=r"expected at least 1|sum"):

@@ -46,25 +46,6 @@ def test_mixup_is_the_formula_for_every_view() -> None:
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.8 + 1)), rel=0.2)
 
 
-def test_cutmix_exchanges_one_box_in_every_view() -> None:
-    data, boxes = batch(COUNTS, size=6), set()
-    for step in range(20):
-        out = mixed(data, step, cutmix=1.0)
-        share = share_of(out["label"], data["label"])
-        for frames, clip in data["clips"].items():
-            partner = clip.roll(1, 0)
-            taken = (out["clips"][frames] != clip).all((0, 1, 2))  # (H, W)
-            rows, columns = taken.any(1).nonzero().flatten(), taken.any(0).nonzero().flatten()
-            box = torch.zeros_like(taken)
-            if len(rows):
-                box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
-            assert torch.equal(out["clips"][frames], torch.where(box, partner, clip))
-            assert 1 - box.float().mean().item() == pytest.approx(share, abs=1e-6)
-            boxes.add((step, tuple(box.flatten().tolist())))
-    assert len(boxes) == 20  # one for all views
-    assert len({box for _, box in boxes}) > 12
-
-
 @pytest.mark.parametrize("options", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
 def test_smoothing_spreads_a_share_over_all_classes(options) -> None:
     data = batch(COUNTS, size=6)

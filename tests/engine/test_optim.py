@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 import pytest
-import timm
 import torch
 from engine_toys import tiny
-from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from ffn import backbones
@@ -123,24 +121,6 @@ def test_layers_by_hand(name: str, make: Any) -> None:
             expected = group_of[id(p)]["lr_scale"] * 0.5 ** (len(layers) - 1 - layer_of[id(p)])
             assert group["lr_scale"] == expected
             assert group["weight_decay"] == group_of[id(p)]["weight_decay"]
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_050"])
-def test_layers_are_those_of_timm(name: str) -> None:
-    model = backbones.build(f"tsm.{name}", num_classes=3)
-    net = timm.create_model(name, num_classes=3)
-    names = {id(p): key for key, p in net.named_parameters()}
-    expected = {
-        names[id(p)]: group["lr_scale"]
-        for group in param_groups_layer_decay(net, layer_decay=0.7)
-        for p in group["params"]
-    }
-
-    groups = decay_layers(standard_groups(model, 0.1), model, 0.7)
-
-    names = {id(p): key.removeprefix("net.") for key, p in model.named_parameters()}
-    found = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
-    assert found == pytest.approx(expected, rel=1e-12)
 
 
 WARM_UP = {"warmup_epochs": 2}

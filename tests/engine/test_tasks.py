@@ -118,19 +118,6 @@ def test_one_trained_count_has_no_teacher() -> None:
     assert set(flexible_task((4,))(batch((4,)))) == {"loss", "loss/ce_4", "logits/4"}
 
 
-def test_halves_of_a_batch_add_up() -> None:
-    """As micro-batches and processes do, whichever classes they hold."""
-    task, data = flexible_task(COUNTS).eval(), batch(COUNTS, size=6)
-    task.class_weights = WEIGHTS
-    order = torch.tensor([0, 3, 1, 4, 2, 5])  # classes 0 0 1 and 1 2 2
-    halves = [
-        {"clips": {t: c[part] for t, c in data["clips"].items()}, "label": data["label"][part]}
-        for part in order.split(3)
-    ]
-    mean = sum(task(half)["loss"].item() for half in halves) / 2
-    assert mean == pytest.approx(task(data)["loss"].item(), rel=1e-5)
-
-
 def test_tasks_are_built_from_options() -> None:
     options = FlexibleOptions(frames=[8, 2], distill_weight=0.5, small_views="mixed")
     task = FlexibleTask.from_options(nn.Identity(), options)

@@ -6,16 +6,14 @@ The published networks: plain networks of FFN-pytorch, 174 classes, one clip, co
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from evaluation_toys import flexible, plain
 from torch import nn
 
 from ffn import backbones
-from ffn.core import convert, extract
-from ffn.evaluation import count_macs, count_parameters, measure_latency
+from ffn.core import extract
+from ffn.evaluation import count_macs, count_parameters
 
 # model: (side in px, parameters, {frames: multiply-accumulates})
 COUNTED = {
@@ -23,12 +21,6 @@ COUNTED = {
     "tea_r50": (224, 24_456_280, {4: 17268747904, 8: 34537495808, 16: 69074991616}),
     "slowfast_r50": (256, 34_045_558, {16: 32854384128, 32: 65708367360, 64: 131416333824}),
     "uniformer_s": (224, 21_284_462, {4: 7966883840, 8: 17566204928, 16: 41662426112}),
-}
-FLEXIBLE = {
-    "tsm_r50": 24_010_158,
-    "tea_r50": 24_601_336,
-    "slowfast_r50": 34_212_606,
-    "uniformer_s": 21_343_406,
 }
 
 
@@ -46,16 +38,6 @@ def test_cost_equals_the_count_of_another_tool(name: str) -> None:
     for frames, expected in macs.items():
         clip = torch.empty(1, 3, frames, side, side, device="meta")
         assert count_macs(model, clip) == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", FLEXIBLE)
-def test_frame_flexible_networks_add_less_than_one_percent(name: str) -> None:
-    plain = on_meta(name)
-    flexible = convert(plain, (4, 8, 16))
-    assert count_parameters(flexible) == FLEXIBLE[name]
-    per_count = count_parameters(flexible, 16) / count_parameters(plain) - 1
-    assert per_count < 0.002  # the network that runs
-    assert count_parameters(flexible) / count_parameters(plain) - 1 < 0.01  # the file
 
 
 class Attention(nn.Module):
@@ -108,25 +90,3 @@ def test_a_shared_parameter_counts_once() -> None:
     linear = nn.Linear(3, 3)
 
     assert count_parameters(nn.Sequential(linear, linear)) == 12
-
-
-class Sleeper(nn.Module):
-    """The first three calls and the seventh take 100 ms, the others 10 ms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, clip: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        time.sleep(0.1 if self.calls in (1, 2, 3, 7) else 0.01)
-        return clip
-
-
-def test_latency_is_the_median_after_warmup() -> None:
-    model = Sleeper()
-
-    latency = measure_latency(model, torch.zeros(1), repeats=5, warmup=2)
-
-    assert model.calls == 7
-    assert 10 <= latency < 50

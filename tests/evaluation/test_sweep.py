@@ -24,7 +24,7 @@ from evaluation_toys import (
 from rich.console import Console
 from torch import multiprocessing as mp
 
-from ffn.core import convert, extract
+from ffn.core import convert
 from ffn.data import Protocol
 from ffn.evaluation import (
     Sweep,
@@ -135,18 +135,6 @@ def test_ranges_select_the_sub_network_and_are_all_trained() -> None:
     assert other.trained_frames == (1, 2, 3)
 
 
-def test_a_count_between_two_is_a_sub_network_of_its_own() -> None:
-    model = convert(plain(), (2, 8), interpolate=True)
-    result = sweep(model, loader(ToyVideos(5)), latency=False)
-
-    expected = {frames: min(max(frames, 2), 8) for frames in (row.frames for row in result.rows)}
-    assert {row.frames: row.subnet for row in result.rows} == expected
-    assert {*expected.values()} - {2, 8}
-    small = sum(p.numel() for p in extract(model, 5).parameters())
-    assert {row.params for row in result.rows} == {small}
-    assert result.trained_frames == (2, 8)
-
-
 def test_the_model_and_the_random_state_are_restored() -> None:
     model = flexible().train()
     model.model.net[2].eval()
@@ -254,24 +242,3 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     written = json.loads(files[1].read_text())["networks"][0]
     assert set(written["measured"]) == {"date", "device", "versions", "precision", "runtime"}
     assert written["measured"]["versions"]["torch"] == torch.__version__
-
-
-def test_several_networks_are_compared_by_frame_count(swept: Sweep) -> None:
-    screen = io.StringIO()
-    other = replace(
-        swept,
-        name="plain",
-        rows=tuple(replace(row, metrics={"top1": 12.345}) for row in swept.rows[1:]),
-    )
-
-    print_table([swept, other], Console(file=screen, width=120))
-
-    assert "2 of 33 videos could not be decoded" in screen.getvalue()
-    lines = screen.getvalue().partition("top-1 accuracy (%)")[2].splitlines()
-    cells = [line.replace("│", " ").split() for line in lines]
-    assert ["frames", swept.name, "plain"] in [line.replace("┃", " ").split() for line in lines]
-    found = {row[0]: row[1:] for row in cells if len(row) == 3}
-    first, *rest = swept.rows
-    assert found[str(first.frames)] == [f"{first.score:.2f}", "-"]
-    for row in rest:
-        assert found[str(row.frames)] == [f"{row.score:.2f}", "12.35"]
