@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `engine_toys`
-
 from engine_toys import train, write_videos
 from forked import Ranks
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `servers`
-
 from servers import HubHandler, serving
 
 from ffn.core import convert
