@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from ffn.data.decoding.image import read_image
-from ffn.data.decoding.names import PATTERN, check_pattern, describe_names, find_names
+from ffn.data.decoding.names import PATTERN, check_pattern, find_names
 from ffn.data.decoding.video import Video, VideoError
 
 
@@ -32,9 +31,12 @@ class FrameFolder(Video):
         check_pattern(pattern)
         if not os.path.isdir(path):
             raise VideoError(path, "no such folder")
-        self._names = find_names(path, pattern) if "*" in pattern else None
-        self._first = self._find_first() if self._names is None else 0
-        self._frames = self._count() if frames is None else frames
+        self._first = None
+        if frames is not None and "*" not in pattern:
+            paths = (os.path.join(path, pattern.format(number)) for number in (0, 1))
+            self._first = next((i for i, one in enumerate(paths) if os.path.exists(one)), None)
+        self._names = find_names(path, pattern) if self._first is None else []
+        self._frames = len(self._names) if frames is None else frames
 
     def __len__(self) -> int:
         return self._frames
@@ -56,32 +58,9 @@ class FrameFolder(Video):
 
     def _name(self, index: int) -> str:
         """File name of a frame."""
-        if self._names is None:
+        if self._first is not None:
             return self.pattern.format(self._first + index)
-        if index >= len(self._names):
-            cause = f"only {len(self._names)} files match {self.pattern!r}"
-            raise VideoError(self.path, cause, index)
-        return self._names[index]
-
-    def _find_first(self) -> int:
-        """Number of the first frame, for a pattern with a field."""
-        names = [self.pattern.format(number) for number in (0, 1)]
-        for number, name in enumerate(names):
-            if os.path.exists(os.path.join(self.path, name)):
-                return number
-        cause = f"no image {' or '.join(names)}; {describe_names(self.path)}"
-        raise VideoError(self.path, cause)
-
-    def _count(self) -> int:
-        """Number of images whose name matches the pattern; they have no gap, without `*`."""
-        if self._names is not None:
-            return len(self._names)
-        prefix, suffix = map(re.escape, re.split(r"\{.*?\}", self.pattern, maxsplit=1))
-        matches = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in os.listdir(self.path))
-        numbers = {int(m[1]) for m in matches if m and self.pattern.format(int(m[1])) == m[0]}
-        for index in range(len(numbers)):
-            if self._first + index not in numbers:
-                missing, pattern = self._name(index), re.sub(r"\{.*?\}", "*", self.pattern)
-                cause = f"{missing} is missing; a pattern of names with gaps is {pattern!r}"
-                raise VideoError(self.path, cause, index)
-        return len(numbers)
+        if index < len(self._names):
+            return self._names[index]
+        cause = f"only {len(self._names)} files match {self.pattern!r}"
+        raise VideoError(self.path, cause, index)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ffn.limits import frame_refusal
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 BITS, WHITE_IS_ZERO = 258, 262  # tags of TIFF: bits per value, and 0 where 0 is white
 
@@ -21,8 +17,8 @@ def read_image(path: str) -> np.ndarray:
     Values of 16 bits are scaled: 65535 becomes 255. Transparency is ignored.
 
     Raises:
-        ValueError: if the file is no image, is damaged or too large, or has values without a known
-            range (32-bit integers and floats).
+        ValueError: if the file is no image, is damaged or too large, or its values are floats or
+            32-bit integers, whose range is unknown.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -34,25 +30,18 @@ def read_image(path: str) -> np.ndarray:
             if refusal := frame_refusal(*image.size):
                 raise ValueError(refusal)
             tags = getattr(image, "tag_v2", {})
-            bits, inverted = tags.get(BITS, (16,))[0], tags.get(WHITE_IS_ZERO) == 0
+            largest = 2 ** tags.get(BITS, (16,))[0] - 1  # of gray values of more than 8 bits
+            inverted = tags.get(WHITE_IS_ZERO) == 0
             ImageOps.exif_transpose(image, in_place=True)
-            return _to_rgb(image, bits, inverted)
+            if image.mode in ("I", "F"):
+                unknown = "its values are floats or 32-bit integers, of an unknown range"
+                raise ValueError(f"{unknown}; scale all images of a video to 8 or 16 bits")
+            if image.mode.startswith("I;16"):
+                gray = np.asarray(image) / largest
+                gray = np.rint(255 * (1 - gray if inverted else gray))
+                image = Image.fromarray(gray.astype(np.uint8))
+            return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
         raise ValueError("not an image that Pillow reads; convert it to PNG or JPEG") from None
     except Exception as error:  # of damaged data, in any plugin of Pillow
         raise ValueError(str(error)) from None
-
-
-def _to_rgb(image: Image, bits: int, inverted: bool) -> np.ndarray:
-    """Pixels of an upright image; `bits` and `inverted` are of gray values of up to 16 bits."""
-    if image.mode in ("I", "F"):
-        raise ValueError(
-            "its values are floats or 32-bit integers, whose range is unknown; scale them to 8 or "
-            "16 bits, all images of a video alike"
-        )
-    if not image.mode.startswith("I;16"):
-        return np.asarray(image.convert("RGB"))
-    largest = 2**bits - 1
-    gray = (np.asarray(image).astype(np.uint32) * 255 + largest // 2) // largest
-    gray = (255 - gray if inverted else gray).astype(np.uint8)
-    return np.repeat(gray[..., None], 3, axis=2)

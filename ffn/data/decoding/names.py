@@ -11,9 +11,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from decimal import Decimal
+from pathlib import Path
 
 from ffn.data.decoding.video import VideoError
-from ffn.data.suffixes import IMAGE_SUFFIXES, is_system_name
+from ffn.data.suffixes import IMAGE_SUFFIXES, visible
 
 PATTERN = "{:05d}.jpg"  # default name of a frame
 SHOWN = 4  # patterns in a message
@@ -28,7 +29,7 @@ def check_pattern(pattern: str) -> None:
         ValueError: if it does not.
     """
     try:
-        valid = "*" in pattern or pattern.format(0) != pattern.format(1)
+        valid = pattern.format(0) != pattern.format(1) or "*" in pattern
     except (IndexError, KeyError, ValueError):
         valid = False
     if not valid:
@@ -39,20 +40,28 @@ def check_pattern(pattern: str) -> None:
 
 
 def find_names(folder: str, pattern: str) -> list[str]:
-    """Names of the files that match a pattern with `*`, by their numbers.
+    """Names of the files that match a pattern, by their numbers.
 
     Raises:
-        VideoError: if there is none, or two have the same number.
+        VideoError: if there is none, two have the same number, or one is missing.
     """
-    expression = re.compile(f"({_NUMBER.pattern})".join(map(re.escape, pattern.split("*"))))
-    names: dict[tuple[Decimal, ...], str] = {}
-    for match in filter(None, map(expression.fullmatch, os.listdir(folder))):
-        other = names.setdefault(tuple(map(Decimal, match.groups())), match[0])
+    with_gaps = re.sub(r"\{.*?\}", "*", pattern)
+    expression = f"({_NUMBER.pattern})".join(map(re.escape, with_gaps.split("*")))
+    matches = (re.fullmatch(expression, name) for name in os.listdir(folder))
+    found: dict[tuple[Decimal, ...], str] = {}
+    for match in filter(None, matches):
+        other = found.setdefault(tuple(map(Decimal, match.groups())), match[0])
         if other != match[0]:
             raise VideoError(folder, f"{other} and {match[0]} have the same number; rename one")
-    if not names:
+    if not found:
         raise VideoError(folder, f"no image {pattern}; {describe_names(folder)}")
-    return [names[numbers] for numbers in sorted(names)]
+    names = [found[numbers] for numbers in sorted(found)]
+    first = 0 if names[0] == pattern.format(0) else 1
+    for index, name in enumerate(names if "*" not in pattern else ()):
+        if name != (expected := pattern.format(first + index)):
+            cause = f"{expected} is missing; names with gaps have the pattern {with_gaps!r}"
+            raise VideoError(folder, cause, index)
+    return names
 
 
 def find_patterns(names: Iterable[str]) -> list[tuple[str, int]]:
@@ -85,13 +94,14 @@ def _field(numbers: set[str]) -> str:
 
 def describe_names(folder: str) -> str:
     """How the images of a folder are named, and which pattern to give."""
-    names = [name for name in os.listdir(folder) if not is_system_name(name)]
+    names = [entry.name for entry in visible(Path(folder))]
     if not names:
         return "the folder is empty"
-    images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-    found = find_patterns(images or names)
+    found = find_patterns(
+        [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)] or names
+    )
     if not found:
-        return f"none of its {len(names)} entries has a number; the first is {min(names)}"
+        return f"none of its {len(names)} entries has a number; the first is {names[0]}"
     shown = ", ".join(f"{pattern!r} ({count})" for pattern, count in found[:SHOWN])
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return (
