@@ -138,19 +138,19 @@ def without_password(text: str) -> str:
     >>> without_password("https://host:80/photo@2x.mp4")
     'https://host:80/photo@2x.mp4'
     """
-    if "://" not in text:
-        return text
     # After a plain host of http, an @ belongs to the name of a file.
     streams, pages = r"(?<!https)(?<!http)://.*@", r"://(?![^/@:\s]+(:\d+)?/).*@"
     text = re.sub(f"(?i){streams}|{pages}", "://", text)
-    return re.sub(r"(?i)([?&/](?:pass|passwd|password|pwd|token)=)[^&\s]+", r"\1***", text)
+    return re.sub(r"(?i)([?&](?:pass|passwd|password|pwd|token)=)[^&\s]+", r"\1***", text)
 
 
 def explain(error: BaseException) -> str:
-    """The message of an error; of an error of the system, its path and its meaning."""
+    """The message of an error, without passwords; of an error of the system, path and meaning."""
+    message = str(error)
     if isinstance(error, OSError) and error.strerror is not None:
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
-    return str(error)
+        parts = (error.filename, error.strerror)
+        message = ": ".join(str(part) for part in parts if part is not None)
+    return without_password(message)
 
 
 def is_for_users(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from cyclopts import Parameter, validators
 from cyclopts.types import PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import ConfigFile, Override
+from ffn.files import without_password
 
 
 def pack(
@@ -83,5 +84,5 @@ def _verify(address: str) -> int:
     damaged = store.verify(lambda clips: track(clips, "verifying", transient=True))
     for error in damaged:
         print(f"damaged: {error}", file=sys.stderr)
-    print(f"{address}: {len(store)} clips, {len(damaged)} damaged")
+    print(f"{without_password(address)}: {len(store)} clips, {len(damaged)} damaged")
     return 1 if damaged else 0

@@ -132,8 +132,7 @@ def _fetch(address: str, path: Path) -> None:
     except VideoError:
         raise
     except Exception as error:  # of the packages that fsspec calls
-        cause = without_password(explain(error))
-        raise VideoError(address, f"cannot be downloaded: {cause}") from error
+        raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
 
 
 def _open_address(address: str) -> AbstractContextManager[IO[bytes]]:

@@ -45,6 +45,18 @@ def test_json_lines(capsys, weights, videos) -> None:
         assert found["decode_ms"] > 0
 
 
+def test_no_output_has_the_password_of_an_address(capsys, weights, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    address = "http://me:s3cr@t@127.0.0.1:1/v.mp4?token=s3cr"
+    Path("list.txt").write_text(f"{address}\n")
+    written = predict(capsys, weights, "list.txt", "--output", "out.csv", "--workers", 0)[1:]
+    written += (Path("out.csv").read_text(),)
+    for words in ([address], [address, "--format", "json", "--save", "{name}.png"]):
+        written += predict(capsys, weights, *words)[1:]
+    assert "".join(written).count("127.0.0.1:1/v.mp4?token=***") == 4
+    assert "s3cr" not in "".join(written)
+
+
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_a_folder_of_frames(count, capsys, weights, tmp_path) -> None:
     for number in range(count):

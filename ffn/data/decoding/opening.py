@@ -7,6 +7,7 @@ descriptor, and writes one at the address "file:NAME".
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from typing import TYPE_CHECKING, BinaryIO
@@ -57,12 +58,11 @@ def open_local(path: str) -> av.container.InputContainer:
         "max_pixels": str(FRAME_PIXELS.value),
     }
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb") as file:
+            head = file.read(21)
             if refusal := _samples_refusal(file):
                 raise VideoError(path, refusal)
-            file.seek(0)
-            head = file.read(21)
-            file.seek(0)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)  # behind the buffer
             options["fd"] = str(file.fileno())  # is duplicated
             container = av.open("fd:", metadata_errors="ignore", options=options)
     except av.error.ArgumentError:
@@ -86,6 +86,8 @@ def local_address(path: str | os.PathLike[str]) -> str:
 
 def ffmpeg_message(error: Exception) -> str:
     """FFmpeg's message, without error number and path."""
+    if getattr(error, "errno", None) == errno.EINVAL:  # what it says of too many pixels
+        return f"invalid, or more pixels than {FRAME_PIXELS.variable}, {FRAME_PIXELS.value:,}"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
