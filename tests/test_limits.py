@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
+from PIL import Image
 
 import ffn
 from ffn.data import EvalTransform, Preprocessing, VideoError, open_video
@@ -45,6 +46,9 @@ def test_videos_with_large_frames(
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48 - 1))
     with pytest.raises(VideoError, match=r"64 x 48 pixels: 3,072 pixels per frame; at most 3,071 "):
         open_video(video).read([0])
+    Image.new("P", (64, 48)).save(tmp_path / "a.gif")
+    with pytest.raises(VideoError, match="more pixels than FFN_MAX_FRAME_PIXELS, 3,071"):
+        open_video(tmp_path / "a.gif").read([0])
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48))
     assert open_video(video).read([0]).shape == (1, 48, 64, 3)
 
@@ -61,7 +65,7 @@ def test_video_whose_frames_are_larger_than_its_header_says(
 
     assert open_video(tmp_path / "both.h264").read([5]).shape == (1, 256, 256, 3)
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(128 * 128))
-    with pytest.raises(VideoError, match=r"both\.h264: .* FFN_MAX_FRAME_PIXELS, 16,384"):
+    with pytest.raises(VideoError, match=r"both\.h264"):
         open_video(tmp_path / "both.h264").read([5])
 
 
