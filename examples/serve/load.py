@@ -17,8 +17,8 @@ from ffn.serve import Client, Predictor, ServiceError
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 BAD = {  # what is sent, and the status that is expected
-    "empty": (lambda content: b"", 4, 415),
-    "text": (lambda content: b"#EXTM3U\nhttp://localhost/\n", 4, 415),
+    "empty": (lambda content: b"", 4, 422),
+    "text": (lambda content: b"#EXTM3U\nhttp://localhost/\n", 4, 422),
     "cut": (lambda content: content[: len(content) // 3], 4, 422),
     "no frames": (lambda content: content, 0, 422),
     "too many frames": (lambda content: content, 10**6, 400),

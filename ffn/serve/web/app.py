@@ -93,7 +93,7 @@ def _same_origin(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
         if origin is None or origin.partition("://")[2] in (host, *hosts):
             await app(scope, receive, send)
         else:
-            wrong = f"pages of {origin} cannot ask; those of {host} can"
+            wrong = f"a page of {origin} sent the request; pages of {host} are accepted"
             await JSONResponse({"detail": wrong}, 403)(scope, receive, send)
 
     return answer

@@ -22,19 +22,7 @@ from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.readers import BlockedError, Readers
 
-# Some formats that FFmpeg reads are lists of other files or addresses (HLS, DASH, concat), which a
-# service must not open; so only the containers that `is_container` knows are accepted.
-ACCEPTED = "MP4, MOV, WebM, MKV, AVI, GIF, FLV, WMV, Ogg, MPEG-PS, MPEG-TS"
-HEAD_BYTES = 512  # of a file that `is_container` needs
 COUNTS = 8  # numbers of frames in one request, at most
-# WebM and MKV, GIF, FLV, WMV, Ogg, MPEG-PS.
-_STARTS = (
-    *(b"\x1a\x45\xdf\xa3", b"GIF87a", b"GIF89a", b"FLV\x01"),
-    *(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"OggS", b"\x00\x00\x01\xba"),
-)
-# Types of the first box of an ISO file or an old QuickTime file.
-_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
-_TS_PACKETS = {188: 0, 192: 4}  # length of a packet, place of its first byte 0x47
 
 
 @dataclass(frozen=True)
@@ -157,8 +145,8 @@ class Service:
         """The prediction for each number of frames that is asked for, and its clip.
 
         Raises:
-            HTTPException: with the status 400 for a query that is not possible, 413 or 415 for a
-                video that is not accepted, 422 for one that cannot be read, 503 if the service
+            HTTPException: with the status 400 for a query that is not possible, 413 for a
+                file that is too large, 422 for one that cannot be read, 503 if the service
                 ends, 504 if it takes too long, and 500 if the network's logits are not finite.
         """
         name, readers = query.name, self._clip_readers(query)
@@ -229,23 +217,7 @@ class Service:
         return [predictor.reader(count) for count in counts or (None,)]
 
     def _check_file(self, path: Path, name: str) -> None:
-        """Refuse a file that is too large, or of a type that is not accepted."""
-        if not path.is_file():  # opening a pipe could block
+        """Refuse a file that is too large, or none: opening a pipe could block."""
+        if not path.is_file():
             raise HTTPException(422, f"{name} is not a regular file")
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
         self.check_size(path.stat().st_size, name)
-        if not is_container(head):
-            what = "is no video of a type that is accepted" if head else "is empty"
-            raise HTTPException(415, f"{name} {what}; accepted are {ACCEPTED}")
-
-
-def is_container(head: bytes) -> bool:
-    """Whether a file that begins with these `HEAD_BYTES` bytes is an accepted video."""
-    packets = (head[first::length][:2] for length, first in _TS_PACKETS.items())
-    return (
-        head.startswith(_STARTS)
-        or head[4:8] in _BOXES
-        or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
-        or b"\x47\x47" in packets
-    )

@@ -139,7 +139,7 @@ def test_a_name_is_a_text_only(address, videos) -> None:
         status, answer = post(address, path, videos[0].read_bytes())
         assert (status, answer["predictions"][0]["name"]) == (200, name)
         status, answer = post(address, path, b"hello")
-        assert (status, answer["detail"].startswith(name)) == (415, True)
+        assert (status, answer["detail"].startswith(name)) == (422, True)
 
 
 def test_other_methods_routes_and_forms(address) -> None:

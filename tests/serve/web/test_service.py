@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import av
-import numpy as np
 import pytest
 import torch
 from fastapi import HTTPException
@@ -21,7 +19,6 @@ from serve_files import Blocks, Ends, save_network
 
 from ffn.serve import Predictor
 from ffn.serve.web import Limits, Query, Service
-from ffn.serve.web.service import HEAD_BYTES, is_container
 
 pytestmark = pytest.mark.slow  # processes and HTTP
 LIMITS = Limits(max_mib=0.5, max_frames=16, timeout=60.0, max_requests=2)
@@ -50,8 +47,8 @@ def test_files_that_are_not_accepted(service, upload) -> None:
     content = upload.read_bytes()
     playlist = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/hostname\n"
     for text, status in (
-        (b"", 415),
-        (playlist, 415),
+        (b"", 422),
+        (playlist, 422),
         (content + bytes(2**19), 413),
         (content[: len(content) // 2], 422),
     ):
@@ -132,27 +129,3 @@ def test_logits_that_are_not_finite_are_refused(upload, tmp_path) -> None:
         status, message = refused(service, upload, Query(frames=(4,), name="video.mp4"))
 
     assert (status, message.split(":")[0]) == (500, "video.mp4")
-
-
-def test_containers(tmp_path) -> None:
-    """Files of FFmpeg's formats, and other content; lists of files are refused."""
-    kinds = {"mp4": "mpeg4", "mov": "mpeg4", "matroska": "mpeg4", "avi": "mpeg4", "flv": "flv"}
-    kinds |= {"asf": "wmv2", "ogg": "libvpx", "vob": "mpeg2video", "mpegts": "mpeg2video"}
-    for kind, codec in kinds.items():
-        with av.open(str(tmp_path / kind), "w", format=kind) as output:
-            stream = output.add_stream(codec, rate=25)
-            stream.width, stream.height, stream.pix_fmt = 176, 144, "yuv420p"
-            for n in range(5):
-                pixels = np.full((144, 176, 3), 40 * n, np.uint8)
-                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
-            output.mux(stream.encode())
-        assert is_container((tmp_path / kind).read_bytes()[:HEAD_BYTES])
-    m2ts = (bytes(4) + b"\x47" + bytes(187)) * 3
-    assert is_container(m2ts[:HEAD_BYTES])
-    for content in (
-        b"ffconcat version 1.0\nfile /etc/hostname\n",
-        b"<?xml version='1.0'?><MPD><BaseURL>http://127.0.0.1/</BaseURL></MPD>",
-        b"RIFF\x00\x00\x00\x00WAVEfmt ",
-        b"\x47" + bytes(600),  # one packet of MPEG-TS, not two
-    ):
-        assert not is_container(content[:HEAD_BYTES])
