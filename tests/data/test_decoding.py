@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from av.stream import Disposition
 from PIL import Image
 from video_fixtures import shade
