@@ -80,7 +80,7 @@ def process(weights, tmp_path_factory) -> Iterator[tuple[str, int]]:
         assert process.wait(30) == 0
         assert time.monotonic() - began < 20  # 3 s on an idle machine
         assert log.read_text() == logged
-    # FFN_HOME, and a folder of torch; the fork server, which has folders of wandb, ends a bit later.
+    # FFN_HOME, and a folder of torch; the fork server, which has others, ends a bit later.
     while {one.name.partition("_")[0] for one in temporary.iterdir()} - {"home", "torchinductor"}:
         assert time.monotonic() - began < 40, [*temporary.iterdir()]
         time.sleep(0.5)
