@@ -53,12 +53,12 @@ def find_names(folder: str, pattern: str) -> list[str]:
         other = found.setdefault(tuple(map(Decimal, match.groups())), match[0])
         if other != match[0]:
             raise VideoError(folder, f"{other} and {match[0]} have the same number; rename one")
-    if not found:
-        raise VideoError(folder, f"no image {pattern}; {describe_names(folder)}")
     names = [found[numbers] for numbers in sorted(found)]
-    first = 0 if names[0] == pattern.format(0) else 1
+    starts = {pattern.format(number): number for number in (0, 1)}
+    if not names or ("*" not in pattern and names[0] not in starts):
+        raise VideoError(folder, f"no image {' or '.join(starts)}; {describe_names(folder)}")
     for index, name in enumerate(names if "*" not in pattern else ()):
-        if name != (expected := pattern.format(first + index)):
+        if name != (expected := pattern.format(starts[names[0]] + index)):
             cause = f"{expected} is missing; names with gaps have the pattern {with_gaps!r}"
             raise VideoError(folder, cause, index)
     return names
