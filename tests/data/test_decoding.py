@@ -233,9 +233,9 @@ def test_errors_of_folders(write_folder, tmp_path):
     ("names", "pattern"),
     [
         ([f"{i:06d}-color.png" for i in range(12)], "{:06d}-color.png"),
-        ([f"frame{i}_v2.jpg" for i in range(1, 12)], "frame{}_v2.jpg"),
+        ([f"frame{i}_v2.jpg" for i in range(1, 12)], "frame*_v*.jpg"),
         ([f"{i}.jpg" for i in (8, 9, 10, 11, 100)], "*.jpg"),  # neither from 0 or 1 nor complete
-        (["cam2_1403636579.763.png", "cam2_1403636579.81.png"], "cam2_*.png"),
+        (["cam2_1403636579.763.png", "cam2_1403636579.81.png"], "cam*_*.png"),
         (["1305031102.5.png", "1305031102.75.png", "1305031103.0.png"], "*.png"),
     ],
 )

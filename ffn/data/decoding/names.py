@@ -67,21 +67,18 @@ def find_names(folder: str, pattern: str) -> list[str]:
 def find_patterns(names: Iterable[str]) -> list[tuple[str, int]]:
     """Patterns of images, each with its number of images; those of flow, depth, … are last.
 
-    Example: of img_00001.jpg, img_00002.jpg, 17-depth.png and 20-depth.png they are
-    `img_{:05d}.jpg` and `*-depth.png`.
+    Example: of img_00001.jpg, img_00002.jpg, a1_17.png and a1_20.png they are `img_{:05d}.jpg` and
+    `a*_*.png`.
     """
     shapes = defaultdict(list)
     for name in names:
-        shapes[tuple(_NUMBER.split(name))].append(_NUMBER.findall(name))
-    found = {}
-    for texts, rows in shapes.items():
-        columns = [{*column} for column in zip(*rows, strict=True)]
-        changing = [column for column in columns if len(column) > 1] or columns[-1:]
-        field = _field(*changing) if len(changing) == 1 else "*"
-        fields = [field if column in changing else min(column) for column in columns]
-        if fields:
-            found["".join(map("".join, zip(texts, [*fields, ""], strict=True)))] = len(rows)
-    return sorted(found.items(), key=lambda one: (bool(_NOT_RGB.search(one[0])), -one[1], one[0]))
+        if numbers := _NUMBER.findall(name):
+            shapes[_NUMBER.sub("*", name)].append(numbers)
+    found = []
+    for shape, rows in shapes.items():
+        field = _field({row[0] for row in rows}) if len(rows[0]) == 1 else "*"
+        found.append((shape.replace("*", field), len(rows)))
+    return sorted(found, key=lambda one: (bool(_NOT_RGB.search(one[0])), -one[1], one[0]))
 
 
 def _field(numbers: set[str]) -> str:
@@ -95,13 +92,12 @@ def _field(numbers: set[str]) -> str:
 def describe_names(folder: str) -> str:
     """How the images of a folder are named, and which pattern to give."""
     names = [entry.name for entry in visible(Path(folder))]
-    if not names:
-        return "the folder is empty"
     found = find_patterns(
         [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)] or names
     )
     if not found:
-        return f"none of its {len(names)} entries has a number; the first is {names[0]}"
+        without = f"no name of its {len(names)} entries contains a number"
+        return without if names else "the folder is empty"
     shown = ", ".join(f"{pattern!r} ({count})" for pattern, count in found[:SHOWN])
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return (
