@@ -67,7 +67,7 @@ def prepare(
         output: Folder of the index; default: ROOT/index.
         annotations: Folder of the official lists; default: found under ROOT.
         verify: Decode and count all frames.
-        pattern: File names in a folder of frames; default: {:05d}.jpg.
+        pattern: File names in a folder of frames; default: {:05d}.jpg. * is any number.
         workers: Processes; 0: in this process, without timeout; default: the number of cores.
         timeout: Seconds per video.
         val_fraction: Validation share of each class; default: 0.2.

@@ -113,26 +113,22 @@ def decode_frames(
         raise VideoError(path, cause) from None
 
 
-def display_matrix(frame: av.VideoFrame) -> np.ndarray:
-    """2 x 2 matrix of a frame: pixel (x, y) is shown at (x, y) @ matrix, apart from an offset."""
-    from av.sidedata.sidedata import Type
-
-    try:
-        data = frame.side_data.get(Type.DISPLAYMATRIX)
-    except ValueError:  # the frame has side data of a kind that PyAV does not know
-        angle = np.deg2rad(frame.rotation)
-        return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    return np.eye(2) if data is None else np.frombuffer(data, np.int32).reshape(3, 3)[:2, :2]
-
-
 def to_rgb(frame: av.VideoFrame) -> np.ndarray:
     """Pixels of a frame, uint8 RGB (H, W, 3), rotated and mirrored as for display."""
+    from av.sidedata.sidedata import Type
+
     # One thread, as decoding: FFmpeg would start one per core for each frame and wait for them.
     image = frame.to_ndarray(format="rgb24", threads=1)
-    matrix = display_matrix(frame)
-    if abs(matrix[0, 0]) < abs(matrix[0, 1]):
-        image, matrix = image.swapaxes(0, 1), matrix[::-1]
-    return image[:: -1 if matrix[1, 1] < 0 else 1, :: -1 if matrix[0, 0] < 0 else 1]
+    try:
+        matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+    except ValueError:  # the frame has side data of a kind that PyAV does not know
+        return np.rot90(image, frame.rotation // 90)
+    if matrix is None:
+        return image
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5]  # (x, y) is shown at (ax + cy, bx + dy)
+    if abs(a) < abs(b):
+        image, a, d = image.swapaxes(0, 1), c, b
+    return image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 @dataclass(frozen=True, eq=False)
