@@ -166,7 +166,7 @@ def _test_one(
         model,
         loader,
         name=f"{'shuffled/' * options.shuffle_frames}{name}",
-        trained_frames=_trained_frames(record.config),
+        trained_frames=_trained_frames(record),
         precision=options.precision,
         runtime=options.runtime,
         latency=not options.no_latency,
@@ -177,13 +177,11 @@ def _test_one(
     return result, classes
 
 
-def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:
+def _trained_frames(record: WeightRecord) -> Iterable[int] | None:
     """The trained frame counts, with their ranges, from the config of the training run."""
-    task = config["task"] if config else {}
-    counts = task.get("frames")
-    if not task.get("ranges"):
-        return counts
-    return dict(zip(sorted(counts), task["ranges"], strict=True))
+    task = record.options("task")
+    counts, ranges = task.get("frames"), task.get("ranges")
+    return dict(zip(sorted(counts), ranges, strict=True)) if ranges else counts
 
 
 def loader_for(

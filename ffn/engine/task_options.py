@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
@@ -65,8 +66,8 @@ class TaskOptions(Section):
         counts = sorted({*self.frames})
         if len(counts) < len(self.frames):
             raise ValueError(f"task.frames is {self.frames}; give different counts")
-        if refusal := CLIP_FRAMES.refusal(counts[-1]):
-            raise ValueError(f"task.frames has {refusal}")
+        if refusal := CLIP_FRAMES.refusal(max(chain(counts, *self.ranges))):
+            raise ValueError(f"task.frames and task.ranges have {refusal}")
         try:
             frame_ranges(self.trained_frames)
         except ValueError as error:

@@ -164,23 +164,12 @@ def test_labels_beside_class_names_with_numbers_are_not_shifted(write):
             read_annotations(write(text), classes=classes)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("classes.json", '["run", "jump"]'),
-        ("classes.txt", '[\n"run",\n"jump"\n]'),
-        ("classes.json", '{"run": 0,\n"jump": 1}'),
-        ("classes.jsonl", '{"name": "run"}\n{"name": "jump"}'),
-        ("classes.yaml", "0: run\n1: jump"),
-        ("classes.txt", "- run\n- jump"),
-        ("classes.csv", "id,name\n0,run\n1,jump"),
-        ("classes.txt", "label\nrun\njump"),
-        ("classes.txt", "# names\nrun\njump"),
-    ],
-)
-def test_class_lists_in_other_formats_are_refused(write, name, text):
-    with pytest.raises(ValueError, match="one class name per line"):
-        read_classes(write(text, name))
+def test_class_lists_in_other_formats_are_refused(write):
+    json = ('["run"]', '[\n"run",\n"jump"\n]', '{"run": 0,\n"jump": 1}', '{\n"run": 0\n}')
+    for text in (*json, "0: run\n1: jump", "- run\n", "id,name\n0,run", "label\nrun", "# a\nrun"):
+        with pytest.raises(ValueError, match="one class name per line"):
+            read_classes(write(text, "names.txt"))
+    assert read_classes(write("[background]\nclassy\n", "names.txt")) == ["[background]", "classy"]
 
 
 def test_the_unicode_forms_of_a_name_are_one_class(write, tmp_path):
@@ -219,9 +208,8 @@ def test_lists_in_other_encodings_name_the_conversion(tmp_path):
         read_annotations(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
+def test_official_lists_are_refused_with_the_command_or_the_columns(write):
+    for name, text, expected in (
         ("train.json", '[\n {\n  "id": "7",\n  "template": "Pushing [it]"}]', "ffn prepare sthv2"),
         ("train.csv", "label,youtube_id,time_start,time_end,split\n", "ffn prepare k400"),
         ("train.csv", "7;Thumb Up\n8;Thumb Down\n", "jester"),
@@ -231,11 +219,9 @@ def test_lists_in_other_encodings_name_the_conversion(tmp_path):
         ("epic.csv", "video_id,start_timestamp,verb_class\nP01,00:01,3\n", "start and end"),
         ("ava.csv", "-5KQ,0902,0.07,0.15,80,1\n", "start and end"),
         ("activitynet.json", '{"database": {}}', "columns path and label"),
-    ],
-)
-def test_official_lists_are_refused_with_the_command_or_the_columns(write, name, text, expected):
-    with pytest.raises(ValueError, match=expected):
-        read_annotations(write(text, name))
+    ):
+        with pytest.raises(ValueError, match=expected):
+            read_annotations(write(text, name))
 
 
 def test_folders_that_are_no_classes_are_refused(tmp_path):

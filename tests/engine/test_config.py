@@ -91,6 +91,7 @@ def test_wrong_values() -> None:
         "task.frames=[4, 4]",
         "task.frames=[5000]",
         "task.ranges=[[2, 5]]",
+        "task.ranges=[[2, 5], [6, 11], [12, 5000]]",
         "data.test_frames=[]",
     ):
         (text,) = problems(given)
