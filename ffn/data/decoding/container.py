@@ -140,20 +140,27 @@ class Timeline:
             float64 if the file is not seekable; None if its frames were not counted.
         time_base: Unit of the times, in seconds.
         keyframe_times: Times of the keyframes, ascending; empty if the file is not seekable.
+        open_gop: Whether frames that follow a keyframe in the file are shown before it (open
+            groups of pictures).
         in_doubt: Whether the times may be those of decoding instead of presentation: the codec may
             reorder frames, and the times ascend in the file.
         not_seekable: Why the file has to be decoded from its first frame, or "" if it is seekable.
+        header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
             none.
+        container: FFmpeg's names of the container, e.g. "mov,mp4,m4a,3gp,3g2,mj2".
         codec: FFmpeg's name of the codec, e.g. "h264".
     """
 
     times: np.ndarray | None
     time_base: float
     keyframe_times: np.ndarray
+    open_gop: bool
     in_doubt: bool
     not_seekable: str
+    header_frames: int
     header_duration: float
+    container: str
     codec: str
 
     def __len__(self) -> int:
@@ -188,12 +195,14 @@ def read_timeline(
     if "mov" in names:
         _check_not_truncated(path, container, stream)
     not_seekable = _unseekable_format(names, context.codec.canonical_name)
-    times, keyframe_times, in_doubt = None, np.empty(0, dtype=np.int64), False
+    times, keyframe_times, open_gop = None, np.empty(0, dtype=np.int64), False
+    in_doubt = False
     if not not_seekable:
         packets, not_seekable = _shown_packets(path, container, stream)
     if not not_seekable:
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
+        open_gop = _has_open_group(packets)
         in_doubt = context.has_b_frames and not _is_reordered(packets)
     elif count:
         times = _decode_times(path)
@@ -201,10 +210,13 @@ def read_timeline(
         times=times,
         time_base=float(stream.time_base),
         keyframe_times=keyframe_times,
+        open_gop=open_gop,
         in_doubt=in_doubt,
         not_seekable=not_seekable,
+        header_frames=stream.frames,
         # In microseconds; of a format whose clock may jump, it is an estimate.
         header_duration=0.0 if may_jump(container.format) else (container.duration or 0) / 1e6,
+        container=names,
         codec=context.codec.canonical_name,
     )
 
@@ -276,6 +288,15 @@ def _shown_packets(
 
 def _is_reordered(packets: list[_Packet]) -> bool:
     return any(packet.time > after.time for packet, after in pairwise(packets))
+
+
+def _has_open_group(packets: list[_Packet]) -> bool:
+    keyframe = packets[0].time
+    for packet in packets:
+        keyframe = packet.time if packet.is_keyframe else keyframe
+        if packet.time < keyframe:
+            return True
+    return False
 
 
 def _decode_times(path: str) -> np.ndarray:
