@@ -14,6 +14,7 @@ import ffn as _ffn
 
 dependencies = [
     "av",
+    "decord",
     "einops",
     "filelock",
     "fsspec",

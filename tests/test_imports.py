@@ -121,7 +121,7 @@ def test_tools_are_thin_and_nobody_imports_them() -> None:
 
 def test_imports_are_light() -> None:
     """ffn loads nothing heavy, and reading videos needs neither timm nor torchvision."""
-    heavy = ("torch", "wandb", "av", "matplotlib", "timm", "rich")
+    heavy = ("torch", "decord", "wandb", "av", "matplotlib", "timm", "rich")
     for module, absent in (("ffn", heavy), ("ffn.datasets", ("torchvision", "timm"))):
         code = f"import sys, {module}; print(*(name for name in {absent} if name in sys.modules))"
         process = subprocess.run(
@@ -142,6 +142,7 @@ def test_every_package_is_installed() -> None:
 PACKAGES = {
     "PIL": "pillow",
     "aiohttp": "fsspec[http]",
+    "decord": "decord2",
     "onnx_ir": "onnxscript",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

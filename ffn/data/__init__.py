@@ -10,6 +10,7 @@ from ffn.data.annotations import (
 from ffn.data.clip_sampler import ClipSampler, FrameCounts
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import (
+    DECODERS,
     VideoError,
     VideoMetadata,
     open_video,
@@ -38,6 +39,7 @@ from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack
 from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
 
 __all__ = [
+    "DECODERS",
     "AnnotationRow",
     "ClipSampler",
     "ClipStore",

@@ -41,6 +41,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Whether smaller views are subsets of the largest: max(views) frames are decoded
             instead of up to sum(views).
         seed: First part of the random seed of every sample.
+        decoder: Decoder of video files, a key of `ffn.data.DECODERS`.
         pattern: Name of a frame inside a folder of frames.
         source: Function that opens a record, instead of `open_video`, as
             `ClipStore(...).open_record`.
@@ -66,6 +67,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         shuffle_frames: bool = False,
         nested: bool = False,
         seed: int = 0,
+        decoder: str = "auto",
         pattern: str = PATTERN,
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
@@ -93,7 +95,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
         self.num_classes = num_classes
-        self.pattern, self._source = pattern, source or self._open_file
+        self.decoder, self.pattern = decoder, pattern
+        self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_free = cache_bytes
         self._train_transform = transform or TrainTransform(preprocessing)
@@ -228,7 +231,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         return len(frames), frames.__getitem__
 
     def _open_file(self, record: Record) -> Video:
-        return open_video(record.path, pattern=self.pattern, frames=record.frames)
+        return open_video(
+            record.path, decoder=self.decoder, pattern=self.pattern, frames=record.frames
+        )
 
     def _black_clips(self, numbers: Mapping[int, int]) -> dict[int, Tensor]:
         """Clips of zeros, in the shapes of those of a readable video."""

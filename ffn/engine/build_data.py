@@ -238,7 +238,8 @@ def _frame_source(options: DataConfig, *, resize: int) -> dict[str, Any]:
     store = _open_store(options, resize=resize)
     if store is not None:
         return {"source": store.open_record}
-    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    return {"decoder": options.decoder, **pattern}
 
 
 def _frame_counts(config: Config) -> data.FrameCounts | None:

@@ -30,6 +30,7 @@ RESUMABLE = (
     "data.store",
     "data.workers",
     "data.timeout",
+    "data.decoder",
     "data.cache_gib",
     "data.on_error",
     "train.grad_accum_steps",

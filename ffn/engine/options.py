@@ -65,6 +65,8 @@ class DataConfig(Section):
     """File with one class name per line; null: from train."""
     frame_pattern: str | None = None
     """File names in a frame folder, e.g. {:05d}.jpg; * is any number, as in *-color.png."""
+    decoder: Literal["auto", "pyav", "decord"] = "auto"
+    """Video decoder; auto reads every format, decord refuses unsafe files."""
     test_frames: list[Count] = Field([4, 6, 8, 12, 16], min_length=1)
     """Frame counts of the validation, in addition to the trained ones."""
     sampling: Literal["segment", "interval", "dense"] = "segment"

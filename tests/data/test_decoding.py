@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from av.stream import Disposition
 from PIL import Image
 from video_fixtures import shade
@@ -51,6 +52,18 @@ def test_frames_are_the_requested_ones(write_video, numbers, tmp_path):
             assert numbers(frames) == wanted, format
 
 
+def test_decord_returns_the_same_frames_or_refuses_the_file(write_video, tmp_path):
+    for format, (name, options) in FORMATS.items():
+        (tmp_path / format).mkdir()
+        path = write_video(tmp_path / format / name, 40, **options)
+        if format in ("mp4", "starts late", "one keyframe", "mkv", "name") or "wide" in format:
+            frames = open_video(path, decoder="decord").read([3, 3, 30, 5, 39])
+            assert torch.equal(frames, open_video(path).read([3, 3, 30, 5, 39])), format
+        else:
+            with pytest.raises(VideoError, match="use decoder auto"):
+                open_video(path, decoder="decord")
+
+
 NAMES = (
     *("2024-01-01T12:30:00.mp4", "cam1: front.mp4", "http://a.mp4", "pipe:0", "fd:", "data:,x.mp4"),
     *("file:b.mp4", "concat:b.mp4|b.mp4", "subfile,,start,0,end,0,,:b.mp4", "-i.mp4", "a b?#.mp4"),
@@ -59,13 +72,14 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_is_an_address_or_a_pattern(name, write_video, tmp_path, monkeypatch):
+@pytest.mark.parametrize("decoder", ["auto", "decord"])
+def test_no_name_is_an_address_or_a_pattern(name, decoder, write_video, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for other in ("b.mp4", "b1.gif", "b001.png", "b1.jpg"):
         os.rename(write_video("five.mp4", 5), other)
     Path(name).parent.mkdir(exist_ok=True)
     os.rename(write_video("whole.mp4", 7), name)
-    assert len(open_video(name)) == 7
+    assert len(open_video(name, decoder=decoder)) == 7
 
 
 def test_metadata_of_a_turned_video(write_video, tmp_path):

@@ -31,7 +31,7 @@ def mp4(tmp_path_factory):
     """A video of a picture without symmetry, as bytes."""
     path = tmp_path_factory.mktemp("turned") / "a.mp4"
     with av.open(str(path), "w") as output:
-        stream = output.add_stream("libx264", rate=10)
+        stream = output.add_stream("libx264", rate=10, options={"bf": "0"})
         stream.width, stream.height = 64, 48
         frame = av.VideoFrame.from_ndarray((RAMP // 257).astype(np.uint8), format="gray")
         output.mux([*stream.encode(frame), *stream.encode()])
@@ -65,6 +65,9 @@ def test_orientation_of_videos(orientation, mp4, tmp_path):
     (tmp_path / "a.mp4").write_bytes(mp4[:at] + data + mp4[at + 36 :])
     shown = open_video(tmp_path / "a.mp4").read([0])[0].numpy()
     np.testing.assert_array_equal(shown, turn(stored))
+    if orientation in (2, 4, 5, 7):
+        with pytest.raises(VideoError, match="mirrored"):
+            open_video(tmp_path / "a.mp4", decoder="decord")
 
 
 @pytest.mark.parametrize(
