@@ -9,9 +9,10 @@ import os
 import signal
 
 import torch
+from compiler_toys import fresh_compiler
 from video_fixtures import numbers, write_folder, write_video
 
-__all__ = ["numbers", "write_folder", "write_video"]
+__all__ = ["fresh_compiler", "numbers", "write_folder", "write_video"]
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by a job in the background

@@ -199,22 +199,12 @@ def tea_of(
     drop_path: float = 0.0,
     **kwargs: Any,
 ) -> TEA:
-    """TEA inside a timm Res2Net.
+    """TEA inside a timm Res2Net, as ``res2net50_26w_4s``; arguments as :func:`tsm_of`.
 
-    Args:
-        timm_name: e.g. ``res2net50_26w_4s``; a ``.tag`` chooses among pretrained weights.
-        num_classes: K.
-        pretrained: start from timm's ImageNet weights; layers of TEA and the classifier are new.
-        dropout: probability before the classifier (0.5 in the paper's recipes).
-        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
-        kwargs: further arguments of ``timm.create_model``.
+    Layers of TEA and the classifier are new, also with ``pretrained``.
     """
     net = timm.create_model(
-        timm_name,
-        pretrained=pretrained,
-        num_classes=num_classes,
-        drop_rate=dropout,
-        **kwargs,
+        timm_name, pretrained=pretrained, num_classes=num_classes, drop_rate=dropout, **kwargs
     )
     return _tea(net, drop_path)
 
@@ -232,10 +222,7 @@ def tea_r50(**kwargs: Any) -> TEA:
 def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) -> TEA:
     """A TEA for CPUs and small frames (24 to 64 px).
 
-    Args:
-        num_classes: K.
-        dropout: probability before the classifier.
-        width: planes of the first stage; the stages return 4, 8, 16 and 32 times as many channels.
+    The stages return 4, 8, 16 and 32 times ``width`` channels.
     """
     net = tiny_resnet(
         Bottle2neck,

@@ -195,10 +195,7 @@ def tsm_mobilenetv2(**kwargs: Any) -> TSM:
 def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> TSM:
     """A TSM for CPUs and small frames (32 to 64 px), 0.3 M parameters and 4.4 MMACs per frame.
 
-    Args:
-        num_classes: K.
-        dropout: probability before the classifier.
-        width: channels of the first stage; later stages have 2, 4 and 8 times as many.
+    The stages have 1, 2, 4 and 8 times ``width`` channels.
     """
     return _tsm(tiny_resnet(BasicBlock, width, num_classes=num_classes, drop_rate=dropout))
 
@@ -206,10 +203,7 @@ def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -
 def tiny_resnet(block: type[nn.Module], width: int, **kwargs: Any) -> ResNet:
     """A ResNet of four blocks for small frames, whose branches contribute from the first step.
 
-    Args:
-        block: class of the blocks.
-        width: channels of the first stage; later stages have 2, 4 and 8 times as many.
-        kwargs: further arguments of timm's ``ResNet``.
+    The stages have 1, 2, 4 and 8 times ``width`` channels; timm's ``ResNet`` gets ``kwargs``.
     """
     net = ResNet(
         block,

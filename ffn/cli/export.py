@@ -104,12 +104,7 @@ def read_calibration(
 ) -> Calibration:
     """Calibration clips and held-out ones of the videos of a list, in a fixed random order.
 
-    Args:
-        path: annotation list, or a folder per class.
-        record: of the weights.
-        frames: T.
-        preprocess: inputs are uint8 frames (1, T, H, W, 3) instead of normalized clips.
-        root: folder that relative paths of the list start from; default: that of the list.
+    With ``preprocess``, inputs are uint8 frames (1, T, H, W, 3) instead of normalized clips.
 
     Raises:
         ValueError: the list is invalid, or has fewer than two videos.

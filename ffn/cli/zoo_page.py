@@ -47,9 +47,7 @@ def page() -> str:
 def weights_table(names: Sequence[str], *, with_cost: bool = False) -> str:
     """A Markdown table of weights: what they know, top-1 per frame count, and the origin.
 
-    Args:
-        names: of the weights.
-        with_cost: also the GMACs per frame count, which takes a second per network.
+    The GMACs per frame count, ``with_cost``, take a second per network.
     """
     from ffn.zoo import find_record
 

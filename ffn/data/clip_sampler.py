@@ -74,11 +74,9 @@ class ClipSampler(Sampler[tuple]):
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
-        """Set the epoch of the next iteration.
+        """Set the epoch of the next iteration, from 0.
 
-        Args:
-            epoch: Number of the epoch, from 0.
-            skip_batches: Batches of this rank to skip at the start, to resume an interrupted epoch.
+        It starts after the batches of this rank to skip, to resume an interrupted epoch.
         """
         self.epoch, self.skip_batches = epoch, skip_batches
 

@@ -69,14 +69,9 @@ def _thumbnails(clip: Tensor, side: int) -> Tensor:
 
 
 def save_contact_sheet(path: str | Path, title: str, panels: Sequence[Panel]) -> Path:
-    """Draw panels below each other into a PNG file.
+    """Draw a title and panels below each other into a PNG file, or replace it.
 
     Lines that are too long are shortened in their middle. The font has Latin characters only.
-
-    Args:
-        path: The file; it is replaced if it exists.
-        title: Line at the top.
-        panels: The videos, from top to bottom.
     """
     from PIL import Image
 

@@ -41,11 +41,7 @@ class RunError(ValueError):
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically and sync it to the disk.
-
-    Args:
-        path: the file; its folder is created.
-        content: ``model``, ``meta`` and perhaps ``training``.
+    """Write ``model``, ``meta`` and perhaps ``training`` atomically and sync them to the disk.
 
     Raises:
         OSError: it cannot be written; the previous file stays, and no partial file is left.
@@ -82,11 +78,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def locked(folder: Path, world: World) -> Iterator[None]:
     """Create and lock the folder of a run; remove partial files of a killed run.
 
-    The system releases the lock when the main process ends.
-
-    Args:
-        folder: the folder.
-        world: the processes; all of them call it.
+    All processes call it. The system releases the lock when the main process ends.
 
     Raises:
         RunError: another run has it.

@@ -129,9 +129,7 @@ def cleanup() -> None:
 def any_of(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
     """For each flag, whether it is true on any process; synchronizes with the device once.
 
-    Args:
-        flags: the same number on every process; tensors of one element may be on the device.
-        world: the processes.
+    Each process has the same number of flags; tensors of one element may be on the device.
     """
     found = torch.stack([torch.as_tensor(flag, device=world.device).int() for flag in flags])
     if world.size > 1:

@@ -35,12 +35,9 @@ class UnusedLayerError(RuntimeError):
 
 
 def explain_failure(error: BaseException, world: World, remedy: str) -> BaseException:
-    """The error to report in place of one of torch, with its cause and the remedy.
+    """The error to report in place of one of torch, with its cause and the remedy; or itself.
 
-    Args:
-        error: any; those that need no explanation are returned.
-        world: the processes.
-        remedy: how to reduce the memory of a batch.
+    ``remedy`` says how to reduce the memory of a batch.
     """
     cause = str(error).partition("\n")[0][:200]
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):

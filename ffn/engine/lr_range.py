@@ -29,11 +29,6 @@ def range_test(
 ) -> tuple[list[float], list[float]]:
     """Train one step at each rate, until the loss diverges. All processes call it.
 
-    Args:
-        step: of the network, which is trained.
-        batches: micro-batches, without end.
-        rates: ascending.
-
     Returns:
         The rates of the steps, and their losses over all processes. The last loss may be NaN or
         infinite.

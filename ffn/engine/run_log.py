@@ -121,12 +121,7 @@ class RunLog:
             self.print(f"  step {step}  {text}")
 
     def unreadable(self, title: str, reasons: Sequence[str]) -> None:
-        """Add unreadable videos to ``unreadable.txt``, and print the first ten new ones.
-
-        Args:
-            title: about these videos.
-            reasons: one line per video.
-        """
+        """Add unreadable videos to ``unreadable.txt``; print a title and the first ten new ones."""
         if not self.active or not reasons:
             return
         path = self._folder / "unreadable.txt"
@@ -167,12 +162,7 @@ class RunLog:
 class TensorBoardTracker:
     """Writes event files; ``tensorboard --logdir runs`` displays them.
 
-    Args:
-        folder: for the files.
-        first_step: optimizer steps done; TensorBoard discards points of later steps.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
+    TensorBoard discards points of steps after ``first_step``, the steps done.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -199,14 +189,8 @@ class WandbTracker:
     """Writes to a run of wandb; a resumed run continues that whose id is in ``folder/wandb_id``.
 
     ``step`` is the x axis of all charts. wandb's own counter is the line of ``log.jsonl``, so that
-    the lines that a resumed run writes again are not sent again.
-
-    Args:
-        folder: the run's folder.
-        first_step: optimizer steps done; 0 starts a new run.
-        mode: "online" or "offline".
-        project: wandb project.
-        config: displayed in wandb.
+    the lines that a resumed run writes again are not sent again. A run without steps done,
+    ``first_step``, is a new one.
     """
 
     def __init__(

@@ -25,10 +25,8 @@ class StopRequest:
     """Whether a signal has requested to stop the run; a context manager that handles signals.
 
     The first SIGTERM, SIGINT or SIGUSR1 sets `requested`, for the loop to stop after its step. A
-    second one, more than `SAME_REQUEST` seconds later, exits at once with status 128 + signal.
-
-    Args:
-        verbose: whether this process prints a message on a request.
+    second one, more than `SAME_REQUEST` seconds later, exits at once with status 128 + signal. A
+    process that is not verbose prints no message.
     """
 
     def __init__(self, *, verbose: bool = True) -> None:

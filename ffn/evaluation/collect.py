@@ -208,11 +208,9 @@ def process_count() -> int:
 
 
 def merge(shards: Sequence[Mapping[str, Tensor]], keep: Tensor | None = None) -> dict[str, Tensor]:
-    """Concatenate the columns of several processes; a process without videos has no columns.
+    """Concatenate the columns (n, ...) of several processes; one without videos has no columns.
 
-    Args:
-        shards: per process, columns (n, ...) by name.
-        keep: rows of the concatenation to keep, in that order; all by default.
+    ``keep`` has the rows of the concatenation to keep, in their order; all by default.
     """
     shards = [shard for shard in shards if shard]
     names = shards[0] if shards else ()

@@ -80,9 +80,7 @@ class BatchResult:
 def read_videos(path: Path, root: str | os.PathLike[str] | None = None) -> Videos:
     """Read a list: a table with a column ``path``, or a path per line.
 
-    Args:
-        path: The list.
-        root: Folder that relative paths start from; default: that of the list.
+    Relative paths start from ``root``; default: the folder of the list.
 
     Raises:
         FileNotFoundError: if there is no such file.

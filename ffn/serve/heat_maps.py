@@ -134,9 +134,7 @@ def grad_cam(
 def combine(maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
     """One map of a clip: the sum, without its negative part, divided by its maximum.
 
-    Args:
-        maps: (t, h, w) of several pathways.
-        size: T, H and W; each map is interpolated linearly to it.
+    The maps (t, h, w) of the pathways are interpolated linearly to the size, T, H and W.
 
     Returns:
         (T, H, W) from 0 to 1; all 0 if no position has evidence for the class.

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from compiler_toys import Small
+from torch import nn
 
 from ffn.core import FrameFlexible, convert, extract, nearest
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LENGTHS = (4, 6, 7, 12, 20, 2, 1)
-
-
-@pytest.fixture(autouse=True)
-def _a_fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(clip)).square().mean((2, 3, 4)))
 
 
 def flexible(net: nn.Module) -> FrameFlexible:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
+from compiler_toys import Small
 from engine_toys import backward, batch
 from timm.layers import ConvMlp
-from torch import Tensor, nn
+from torch import nn
 
 from ffn import backbones
 from ffn.core import convert, extract
@@ -17,19 +17,8 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build_network import compile_network
 from ffn.engine.tasks import FlexibleTask
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 COUNTS = (2, 4)
-
-
-@pytest.fixture(autouse=True)
-def _a_fresh_compiler() -> Iterator[None]:
-    """Reset graphs, counters and limits between tests."""
-    config = torch._dynamo.config
-    names = [name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name)]
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    with config.patch({names[0]: getattr(config, names[0])}):
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -105,18 +94,6 @@ def test_checkpointed_blocks_in_a_graph_reuse_the_dropout_masks(backend: None) -
         values[-1].backward()
         assert (x * x.grad).sum().item() == pytest.approx(values[-1].item(), rel=1e-10)
     assert values[0] != values[1]
-
-
-class Small(nn.Module):
-    """A network of three layers, which compiles quickly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        return self.head(self.norm(self.conv(clip)).square().mean((2, 3, 4)))
 
 
 @pytest.mark.parametrize("backend", ["eager"], indirect=True)
