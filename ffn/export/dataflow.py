@@ -26,15 +26,9 @@ class Value:
 
 @dataclass(eq=False)
 class Call:
-    """One call of a torch function.
+    """One call of a torch function, by its name.
 
     Parameters and buffers of the network are tensors, all other tensors are a :class:`Value`.
-
-    Attributes:
-        name: of the function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        output: what it returned.
     """
 
     name: str

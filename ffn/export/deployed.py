@@ -27,21 +27,11 @@ class FrameTransform(nn.Module):
     Here each pass is a resize of float frames, and a few values differ by 1 of 255. Where
     torchvision resizes float frames itself (0.21 on AVX-512), a fifth of the values do.
 
-    Args:
-        resize: length of the shorter side before the crop, in pixels.
-        crop: height and width of the result.
-        mean, std: per channel, on a scale of 0 to 1, in the order of ``color``.
-        color: ``rgb`` or ``bgr``, the order of the result's channels.
+    Arguments are those of :class:`ffn.data.Preprocessing`.
     """
 
     def __init__(
-        self,
-        *,
-        resize: int,
-        crop: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        color: str = "rgb",
+        self, *, resize: int, crop: int, mean: Sequence[float], std: Sequence[float], color: str
     ) -> None:
         super().__init__()
         self.resize, self.crop, self.color = resize, crop, color

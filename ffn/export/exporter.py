@@ -159,9 +159,7 @@ def deploy(
 ) -> DeployedNetwork:
     """The network that a file will contain; arguments and errors as :func:`export`.
 
-    Args:
-        path: of the file.
-        fold: fold norms and weight alterations; otherwise, the model is a frame-flexible network.
+    Without ``fold``, norms and weight alterations stay; the model is then a frame-flexible network.
     """
     if record is None:  # that of ffn.load, if it made the network
         known = getattr(model, "record", None)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -29,15 +28,8 @@ _LAYERS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "linear": 0}  # dimensions aft
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A norm or weight alteration, and the layers that can contain it.
-
-    Attributes:
-        name: of the norm or alteration.
-        is_before: the layer is before it; otherwise the layers are after it.
-        layers: their names.
-    """
+class Fold(NamedTuple):
+    """A norm or weight alteration, and the layers that can contain it: one before, or all after."""
 
     name: str
     is_before: bool

@@ -31,7 +31,7 @@ class FusionReport:
     """What :func:`fuse` did.
 
     Attributes:
-        frames: the number of frames that the network was fused for; None if it was not given.
+        frames: that the network was fused for; None if they were not given.
         folded: names of folded norms and weight alterations, with the layers that they are now in.
         kept: names of norms and weight alterations that remain, as layer norms do.
         difference: largest absolute difference of an output, for the example clip and

@@ -44,8 +44,7 @@ class As2d(nn.Module):
 class InFloat32(nn.Module):
     """A layer that stays in fp32 when its network is converted to bf16 or fp16.
 
-    Args:
-        layer: maps a tensor to a tensor. Its parameters follow the network to other devices.
+    Its parameters follow the network to other devices.
     """
 
     def __init__(self, layer: nn.Module) -> None:

@@ -222,12 +222,9 @@ class InferenceRunner:
 
 
 def measured_once(path: Path | None, key: str, measure: Callable[[], Any]) -> Any:
-    """A measurement that a file keeps for later processes.
+    """A measurement, of plain values, that a JSON file keeps by its key for later processes.
 
-    Args:
-        path: a JSON file of measurements by key; None measures in every process.
-        key: describes the measurement.
-        measure: returns plain values.
+    Without a path, every process measures.
     """
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path else {}
