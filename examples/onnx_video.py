@@ -19,7 +19,7 @@ def read_frames(path: str, indices: list[int]) -> np.ndarray:
     def upright(frame: av.VideoFrame) -> np.ndarray:
         return np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
 
-    with av.open(path) as container:
+    with av.open(f"file:{path}") as container:
         wanted = set(indices)
         decoded = enumerate(container.decode(video=0))
         frames = {i: upright(frame) for i, frame in decoded if i in wanted}
@@ -28,7 +28,7 @@ def read_frames(path: str, indices: list[int]) -> np.ndarray:
 
 def count_frames(path: str) -> int:
     """The number of frames that the decoder returns."""
-    with av.open(path) as container:
+    with av.open(f"file:{path}") as container:
         return sum(1 for _ in container.decode(video=0))
 
 
