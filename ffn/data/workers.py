@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,9 +100,8 @@ def start_worker() -> None:
     used = Path("/proc/self/statm")  # Linux; its first number are pages
     if used.exists():
         most = int(used.read_text().split()[0]) * resource.getpagesize() + READER_BYTES.value
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if hard == resource.RLIM_INFINITY or most < hard:
-            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+        with suppress(ValueError):  # a lower limit, of the user
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def memory_cause(error: BaseException | None) -> str:

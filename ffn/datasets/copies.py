@@ -18,7 +18,6 @@ from pathlib import Path
 from PIL import Image
 
 from ffn.data.decoding import Video, VideoError, VideoMetadata, open_video, probe
-from ffn.data.decoding.opening import local_address
 from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.datasets.facts import cause_of
@@ -237,8 +236,8 @@ def _write_mp4(path: Path, images: Iterator[Image.Image], rate: float, gop: int)
         "dst_color_range": ColorRange.MPEG,
     }
     first = next(images)
-    file = {"format": "mp4", "options": {"movflags": "+faststart"}}
-    with av.open(local_address(path), "w", **file) as container:
+    place = f"file:{path}"  # without it, a colon in the path makes it an address
+    with av.open(place, "w", format="mp4", options={"movflags": "+faststart"}) as container:
         rate = Fraction(rate).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.width, stream.height, stream.pix_fmt = *first.size, "yuv420p"

@@ -21,7 +21,6 @@ from pathlib import Path
 import cyclopts
 import numpy as np
 
-from ffn.data.decoding.opening import local_address
 from ffn.datasets.motions import CLASSES, draw
 from ffn.files import explain, write_csv, write_text
 
@@ -141,7 +140,7 @@ def _encode(path: Path, video: np.ndarray) -> None:
 
     # The output of x264's rate control varies between runs; a constant quantizer is deterministic.
     options = {"qp": "20", "preset": "veryfast", "threads": "1"}
-    with av.open(local_address(path), "w", format="mp4") as container:
+    with path.open("wb") as file, av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAME_RATE, options=options)
         stream.height, stream.width = video.shape[1:3]
         stream.pix_fmt = "yuv420p"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -177,7 +178,9 @@ def read_together(
     """
     started = time.perf_counter()
     with open_input(given, pattern=readers[0].pattern) as (name, video):
-        usable, seconds = range(len(video)), duration_of(video)
+        usable, seconds = range(len(video)), None
+        with suppress(VideoError):  # of a video without times
+            seconds = frame_times(video, None)[1]
         if start is not None or end is not None:
             usable = video.between(start, end)
             if seconds is not None:
@@ -186,14 +189,6 @@ def read_together(
         clips = list(readers[0].fill(video, clips))
     spent = 1000 * (time.perf_counter() - started)
     return [replace(clip, start=start, end=end, decode_ms=spent) for clip in clips]
-
-
-def duration_of(video: Video) -> float | None:
-    """Duration in seconds; None if the video has no times."""
-    try:
-        return frame_times(video, None)[1]
-    except VideoError:
-        return None
 
 
 def _shown(times: np.ndarray, start: float, end: float) -> range:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ffn.data import VideoError
 from ffn.data.contact_sheet import WHITE, Panel, Strip, save_contact_sheet, write_line
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
@@ -121,10 +120,7 @@ def save_video(
     import av
 
     with open_input(given, pattern=pattern) as (_, video):
-        try:
-            times, duration = frame_times(video, fps)
-        except VideoError:
-            times, duration = frame_times(video, FRAMES_PER_SECOND)
+        times, duration = frame_times(video, fps or FRAMES_PER_SECOND)
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream, ticks = None, -1
             for index, image in video.in_order(range(len(video))):

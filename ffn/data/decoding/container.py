@@ -67,6 +67,8 @@ def _why_unusable(container: av.container.InputContainer) -> str:
     context = stream.codec_context
     if context is None:
         return "FFmpeg has no decoder for its video stream"
+    if container.format.name == "webp_pipe" and not context.width:
+        return "an animated WebP, which FFmpeg lacks, or a damaged one; convert it to mp4 or gif"
     if KEYS & {*container.metadata, *stream.metadata}:
         return ENCRYPTED
     return frame_refusal(context.width, context.height)

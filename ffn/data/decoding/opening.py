@@ -2,7 +2,7 @@
 
 FFmpeg takes a name for more than a file: "cam1:front.ts" is an address of the protocol cam1,
 "concat:a|b" two files, and "a%03d.gif" a pattern of names. It therefore reads a file by its
-descriptor, and writes one at the address "file:NAME".
+descriptor.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 # FFmpeg's names of the formats that are read: of videos, pictures, and, to say that they have no
 # video, sound. The others include texts that it would draw, or that name files to open.
 FORMATS = (
-    "3dostr,4xm,anm,apng,apv,asf,asf_o,av1,avi,avs,avs2,avs3,bethsoftvid,bfi,"
-    "bink,bmv,c93,cavsvideo,cdg,cdxl,cine,dfa,dhav,dirac,dnxhd,dsicin,dv,dxa,ea,"
-    "ea_cdata,evc,film_cpk,filmstrip,fits,flic,flv,frm,gdv,gif,gxf,h261,h263,h264,"
-    "hevc,hnm,hxvs,idcin,iff,ifv,ipmovie,ipu,iv8,ivf,ivr,jpegxl_anim,jv,kux,"
-    "lmlm4,luodat,lvf,lxf,m4v,matroska,mgsts,mjpeg,mjpeg_2000,mlv,mm,mods,moflex,"
-    "mov,mpeg,mpegts,mpegtsraw,mpegvideo,mpjpeg,msnwctcp,mtv,mv,mvi,mxf,mxg,nc,"
-    "nsv,nut,nuv,obu,paf,pdv,pmp,psxstr,pva,r3d,rl2,rm,roq,rpl,ser,sga,siff,"
-    "simbiosis_imx,smjpeg,smk,smush,swf,thp,tiertexseq,tmv,ty,usm,vc1,vc1test,"
-    "vividas,vivo,vmd,vvc,wc3movie,webm,webp,webp_anim,wsvqa,wtv,xmv,yop,"
-    "yuv4mpegpipe,"
-    "bmp_pipe,j2k_pipe,jpeg_pipe,jpegxl_pipe,png_pipe,ppm_pipe,tiff_pipe,webp_pipe,"
-    "aac,ac3,aiff,amr,ape,au,caf,dts,eac3,flac,mp3,ogg,tta,w64,wav,wv"
+    "3dostr,4xm,anm,apng,apv,asf,asf_o,av1,avi,avs,avs2,avs3,bethsoftvid,bfi,bink,bmv,c93,"
+    "cavsvideo,cdg,cdxl,cine,dfa,dhav,dirac,dnxhd,dsicin,dv,dxa,ea,ea_cdata,evc,film_cpk,"
+    "filmstrip,fits,flic,flv,frm,gdv,gif,gxf,h261,h263,h264,hevc,hnm,hxvs,idcin,iff,ifv,ipmovie,"
+    "ipu,iv8,ivf,ivr,jpegxl_anim,jv,kux,lmlm4,luodat,lvf,lxf,m4v,matroska,mgsts,mjpeg,mjpeg_2000,"
+    "mlv,mm,mods,moflex,mov,mpeg,mpegts,mpegtsraw,mpegvideo,mpjpeg,msnwctcp,mtv,mv,mvi,mxf,mxg,"
+    "nc,nsv,nut,nuv,obu,paf,pdv,pmp,psxstr,pva,r3d,rl2,rm,roq,rpl,ser,sga,siff,simbiosis_imx,"
+    "smjpeg,smk,smush,swf,thp,tiertexseq,tmv,ty,usm,vc1,vc1test,vividas,vivo,vmd,vvc,wc3movie,"
+    "webm,webp,webp_anim,wsvqa,wtv,xmv,yop,yuv4mpegpipe,bmp_pipe,j2k_pipe,jpeg_pipe,jpegxl_pipe,"
+    "png_pipe,ppm_pipe,tiff_pipe,webp_pipe,aac,ac3,aiff,amr,ape,au,caf,dts,eac3,flac,mp3,ogg,tta,"
+    "w64,wav,wv"
 )
 _PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 8, b"stz2": 8, b"trun": 4}  # place of the number of samples
@@ -59,29 +57,16 @@ def open_local(path: str) -> av.container.InputContainer:
     }
     try:
         with open(path, "rb") as file:
-            head = file.read(21)
             if refusal := _samples_refusal(file):
                 raise VideoError(path, refusal)
             os.lseek(file.fileno(), 0, os.SEEK_SET)  # behind the buffer
             options["fd"] = str(file.fileno())  # is duplicated
-            container = av.open("fd:", metadata_errors="ignore", options=options)
+            return av.open("fd:", metadata_errors="ignore", options=options)
     except av.error.ArgumentError:
-        raise VideoError(
-            path, "not a video, or a format that is not read, as a list of files"
-        ) from None
+        raise VideoError(path, "not a video, or a format that is not read") from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
         cause = f"not a video, or truncated before its index ({ffmpeg_message(error)})"
         raise VideoError(path, cause) from None
-    # The format of single pictures: FFmpeg has none for animations.
-    if container.format.name == "webp_pipe" and head[12:16] == b"VP8X" and head[20] & 2:
-        cause = "an animated WebP, which this FFmpeg does not decode; convert it to mp4 or gif"
-        raise VideoError(path, cause)
-    return container
-
-
-def local_address(path: str | os.PathLike[str]) -> str:
-    """The address under which FFmpeg opens a file of any name, where it needs one."""
-    return f"file:{os.fspath(path)}"
 
 
 def ffmpeg_message(error: Exception) -> str:
