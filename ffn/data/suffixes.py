@@ -12,7 +12,7 @@ VIDEO_SUFFIXES = (
 )
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SYSTEM_NAMES = {  # in lower case: of macOS, Windows, Linux, Synology, QNAP
-    *("__macosx", "icon\r", "desktop.ini", "thumbs.db", "ehthumbs.db", "$recycle.bin", "recycler"),
+    *("__macosx", "icon\r", "desktop.ini", "thumbs.db", "ehthumbs.db", "$recycle.bin"),
     *("system volume information", "lost+found", "@eadir", "#recycle", "#snapshot", "@recycle"),
 }
 COPIES = "derived.json"  # of `ffn prepare`, beside the copies

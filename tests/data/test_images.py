@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ffn.data import VideoError, open_video
-from ffn.data.decoding.image import read_image
+from ffn.data.decoding.folder import read_image
 
 TURNED = {  # by EXIF orientation: the matrix of mp4, and the picture that is shown
     1: ((1, 0, 0, 1), lambda x: x),
@@ -24,6 +24,7 @@ TURNED = {  # by EXIF orientation: the matrix of mp4, and the picture that is sh
     8: ((0, -1, 1, 0), lambda x: np.rot90(x)),
 }
 RAMP = np.linspace(0, 65535, 48 * 64).reshape(48, 64).astype(np.uint16)
+GRAY = (RAMP // 257).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def mp4(tmp_path_factory):
     with av.open(str(path), "w") as output:
         stream = output.add_stream("libx264", rate=10, options={"bf": "0"})
         stream.width, stream.height = 64, 48
-        frame = av.VideoFrame.from_ndarray((RAMP // 257).astype(np.uint8), format="gray")
+        frame = av.VideoFrame.from_ndarray(GRAY, format="gray")
         output.mux([*stream.encode(frame), *stream.encode()])
     return path.read_bytes()
 
@@ -43,14 +44,11 @@ def mp4(tmp_path_factory):
 def test_orientation_of_images(orientation, suffix, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    gray = (RAMP // 257).astype(np.uint8)
-    arrays = [gray] if suffix != "png" else [gray, RAMP]
-    for array in arrays:
-        image = Image.fromarray(array)
-        image.save(tmp_path / f"1.{suffix}")
-        stored = open_video(tmp_path, pattern=f"{{}}.{suffix}").read([0])[0].numpy()
-        image.save(tmp_path / f"1.{suffix}", exif=exif)
-        shown = open_video(tmp_path, pattern=f"{{}}.{suffix}").read([0])[0].numpy()
+    for array in [GRAY, RAMP] if suffix in ("png", "tif") else [GRAY]:
+        Image.fromarray(array).save(tmp_path / f"0.{suffix}")
+        Image.fromarray(array).save(tmp_path / f"1.{suffix}", exif=exif)
+        video = open_video(tmp_path, pattern=f"{{}}.{suffix}")
+        stored, shown = (video.read([i])[0].numpy() for i in (0, 1))
         np.testing.assert_array_equal(shown, TURNED[orientation][1](stored))
 
 
@@ -70,17 +68,10 @@ def test_orientation_of_videos(orientation, mp4, tmp_path):
             open_video(tmp_path / "a.mp4", decoder="decord")
 
 
-@pytest.mark.parametrize(
-    ("codec", "pixels"),
-    [
-        ("png", "gray16be"),
-        ("png", "ya16be"),
-        ("png", "rgb48be"),
-        ("tiff", "gray16le"),
-        ("tiff", "rgb48le"),
-    ],
-)
-def test_values_of_sixteen_bits_are_scaled(codec, pixels, tmp_path):
+@pytest.mark.parametrize("pixels", ["gray16", "rgb48", "rgba64"])
+@pytest.mark.parametrize(("codec", "order"), [("png", "be"), ("tiff", "le")])
+def test_values_of_sixteen_bits_are_scaled(codec, order, pixels, tmp_path):
+    pixels += order
     context = av.CodecContext.create(codec, "w")
     context.width, context.height, context.pix_fmt = 64, 48, pixels
     context.time_base = Fraction(1)
