@@ -25,6 +25,7 @@ from ffn.registry import import_extensions
 if TYPE_CHECKING:
     from ffn.serve.web import Service
 
+CONNECTIONS = 64  # open ones, besides two for each request at a time
 END_SECONDS = 1  # for requests that are being answered; open pages never end by themselves
 LAST_SECONDS = 3  # from the signal to the end of the process, whatever it waits for
 PACKAGES = ("fastapi", "gradio", "uvicorn")
@@ -90,7 +91,7 @@ def _run(
     """Answer requests until a signal comes."""
     import uvicorn
 
-    from ffn.serve.web import create_app, mount_page
+    from ffn.serve.web import bounded_protocol, create_app, mount_page
 
     class Server(uvicorn.Server):
         def handle_exit(self, *given: object) -> None:
@@ -117,9 +118,15 @@ def _run(
     # Otherwise it reports open pages and uploads as errors when it ends.
     errors = logging.getLogger("uvicorn.error")
     errors.addFilter(lambda one: "Cancel" not in f"{one.msg} {one.exc_info}")
+    config = uvicorn.Config(
+        app,
+        http=bounded_protocol(CONNECTIONS + 2 * service.limits.max_requests),
+        backlog=CONNECTIONS,
+        log_level="warning",
+        timeout_graceful_shutdown=END_SECONDS,
+    )
     # uvicorn ends by the signal that it got.
     with suppress(KeyboardInterrupt):
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)
         Server(config).run(sockets=[listening])
 
 

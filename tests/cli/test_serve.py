@@ -139,6 +139,14 @@ def attacks(address: str, video: Path, folder: Path) -> Iterator[tuple[str, int]
             yield f"{method} {route}", ask(address, method, f"/gradio_api/{route}").status
     for path in ("//gradio_api/dev/reload", "/assets/..%2f..%2fgradio.js", "/gradio_api/file=%00"):
         yield path, ask(address, "GET", path).status
+    idle = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(400)]
+    for connection in idle:
+        with suppress(OSError):
+            connection.sendall(b"GET / HT")
+    idle[0].settimeout(5)
+    with suppress(ConnectionResetError):
+        assert idle[0].recv(1) == b""
+    yield "400 connections without a request", 0
     place = content.index(b"stsz") + 8
     many = content[:place] + struct.pack(">II", 1, 80_000_000) + content[place + 8 :]
     stripped = content.translate(None, b"\r\n\0")

@@ -1,7 +1,8 @@
 """A web page and an HTTP endpoint for predictors; the extra ``serve`` has the packages."""
 
 from ffn.serve.web.app import create_app
+from ffn.serve.web.connections import bounded_protocol
 from ffn.serve.web.page import mount_page
 from ffn.serve.web.service import Limits, Query, Service
 
-__all__ = ["Limits", "Query", "Service", "create_app", "mount_page"]
+__all__ = ["Limits", "Query", "Service", "bounded_protocol", "create_app", "mount_page"]
