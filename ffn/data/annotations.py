@@ -198,10 +198,9 @@ def _numbered(
             raise ValueError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
         if (numbered := numbers.get(place, place)) != place:
             raise ValueError(
-                f"{where}: label {label} is the class {names[place]!r}, counted from 0, or "
-                f"{names[numbered]!r}, by the numbers in the class names. Use class "
-                "names as labels, or labels from 0 with class names without numbers (`ffn prepare "
-                "ucf101` reads the lists of UCF101)"
+                f"{where}: label {label} is {names[place]!r}, counted from 0, or "
+                f"{names[numbered]!r} by its number. Use class names as labels, or labels from 0 "
+                "and class names without numbers; `ffn prepare ucf101` reads the lists of UCF101"
             )
     indices = [int(label) for _, label in labels]
     largest = max(indices, default=-1)

@@ -153,10 +153,11 @@ def model_from_record(record: WeightRecord) -> nn.Module:
         )
     try:
         model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
-    except (RuntimeError, TypeError) as error:  # of torch and timm
-        raise WeightsError(
-            f'model_args of the record "{record.name}" are {record.model_args}: {error}'
-        ) from error
+    except ValueError:
+        raise
+    except Exception as error:  # of torch and timm
+        what = f'model_args of the record "{record.name}" are {record.model_args}'
+        raise WeightsError(f"{what}: {error}") from error
     if record.trained_frames is None:
         return model
     return convert(

@@ -32,8 +32,7 @@ def load_tensors(path: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
-            what = "is damaged, not a torch file, or contains objects"
-            what = f"requests {requested[1]}" if requested else what
+            what = f"requests {requested[1]}" if requested else "is damaged, or not a torch file"
             tensors = "torch.load(path, weights_only=False)['state_dict']"
             file.seek(0)
             if str(error) == _ARCHIVE:

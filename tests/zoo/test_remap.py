@@ -167,7 +167,7 @@ def test_averaged_copies_and_parts_that_were_compiled(tmp_path, caplog):
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
     torch.save({"state_dict": raw, "state_dict_ema": state}, path)
     assert all(torch.equal(read_foreign(path)[key], value) for key, value in raw.items())
-    assert "not the moving average state_dict_ema" in caplog.text
+    assert "for the average state_dict_ema" in caplog.text
 
 
 def test_programs_and_whole_networks_are_named_with_the_remedy(tmp_path):

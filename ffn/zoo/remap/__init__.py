@@ -7,7 +7,6 @@ UniFormer's repository; MMAction2 (TSM, SlowFast); image networks of torchvision
 from ffn.zoo.remap.files import read_foreign
 from ffn.zoo.remap.foreign import (
     SOURCES,
-    Converted,
     detect_source,
     from_foreign,
     preprocessing_of,
@@ -16,7 +15,6 @@ from ffn.zoo.remap.foreign import (
 
 __all__ = [
     "SOURCES",
-    "Converted",
     "detect_source",
     "from_foreign",
     "preprocessing_of",

@@ -69,9 +69,7 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     state = _find_state(path, content)
     size = sum(value.numel() * value.element_size() for value in state.values())
     if size > 4 * path.stat().st_size:  # one value may stand for many
-        raise WeightsError(
-            f"{path} is damaged: it has {size:,} bytes of tensors, more than the file"
-        )
+        raise WeightsError(f"{path} is damaged: its tensors have {size:,} bytes, more than it")
     names = {key: _INNER.sub("", key) for key in state if key != "n_averaged"}
     for prefix in _OUTER * 3:
         if all(name.startswith(prefix) for name in names.values()):
@@ -83,14 +81,11 @@ def _find_state(path: Path, content: Any) -> dict[str, Tensor]:
     """The state dict in the content of a file, in up to three wrappers."""
     state = content
     for _ in range(3):
-        of_dicts = state if isinstance(state, dict) else {}
-        found = [key for key in _WRAPPERS if isinstance(of_dicts.get(key), dict)]
+        keys = _WRAPPERS if isinstance(state, dict) else ()
+        found = [key for key in keys if isinstance(state.get(key), dict)]
         state = state[found[0]] if found else state
         for other in (key for key in found[1:] if "ema" in key):
-            _log.warning(
-                f"{path}: {found[0]} is taken, not the moving average {other}; save "
-                "the other alone to convert it"
-            )
+            _log.warning(f"{path}: taken is {found[0]}; for the average {other}, save it alone")
     if not _is_state(state):
         raise WeightsError(f"{path} contains no state_dict of tensors, but {_describe(content)}")
     return state

@@ -34,15 +34,11 @@ def _is_ffn_pytorch(state: Mapping[str, Tensor]) -> bool:
     return plain or (is_flexible(state) and _has(state, r"base_model\.|s1\.|patch_embed"))
 
 
-def _is_pyslowfast(state: Mapping[str, Tensor]) -> bool:
-    return _has(state, r"s1\.pathway0_stem") or _has(state, r"res2_0_branch2a_w$")
-
-
 # Recognizes the checkpoints of each source; the first one that matches is taken.
 SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
     "ffn-pytorch": _is_ffn_pytorch,
     "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
-    "pyslowfast": _is_pyslowfast,
+    "pyslowfast": lambda state: _has(state, r"s1\.pathway0_stem|res2_0_branch2a_w$"),
     "uniformer": lambda state: _has(state, r"patch_embed1\.", r"blocks1\."),
     "mmaction2": lambda state: _has(state, r"backbone\.", r"cls_head\."),
     "image": lambda state: _has(state, r"(conv1|stem|conv_stem|features\.0)\."),

@@ -8,7 +8,9 @@ Note:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
 
 _BLOCKS = [(stage, b) for stage, depth in enumerate((1, 2, 3, 4, 3, 3, 1)) for b in range(depth)]
 _TIMM = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
@@ -40,8 +42,8 @@ def is_mobilenetv2(keys: Iterable[str]) -> bool:
     return any(re.search(r"(features\.\d+|layer\d\.\d+)\.conv\.0\.", key) for key in keys)
 
 
-def mobilenetv2(keys: Iterable[str]) -> dict[str, str]:
-    """Our name of every entry, by its original name; unknown names are kept.
+def mobilenetv2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries with our names; unknown names are kept.
 
     ============================================  =============================
     ``features.2.conv.1.0.weight`` (torchvision)  ``net.blocks.1.0.conv_dw.weight``
@@ -49,9 +51,8 @@ def mobilenetv2(keys: Iterable[str]) -> dict[str, str]:
     ``backbone.layer2.1.conv.0.net.bn.weight``    ``net.blocks.1.1.bn1.weight``
     ============================================  =============================
     """
-    keys = list(keys)
-    in_features = _TORCHVISION if any(".conv.0.0." in key for key in keys) else _TSM
-    return {key: _ours(key, in_features) for key in keys}
+    in_features = _TORCHVISION if any(".conv.0.0." in key for key in state) else _TSM
+    return {_ours(key, in_features): value for key, value in state.items()}
 
 
 def _ours(key: str, in_features: tuple[tuple[str, ...], tuple[str, ...]]) -> str:

@@ -65,7 +65,7 @@ def tsm(state: Mapping[str, Tensor]) -> State:
     This is for ResNets; for MobileNetV2 see :func:`~ffn.zoo.remap.mobilenet.mobilenetv2`.
     """
     if is_mobilenetv2(state):
-        return _mobilenetv2(state)
+        return mobilenetv2(state)
     return _rename(state, [*_TWO_D, (r"\.conv1\.net\.", ".conv1.")])
 
 
@@ -160,7 +160,7 @@ def mmaction2(state: Mapping[str, Tensor]) -> State:
     ================================================  ====================================
     """
     if is_mobilenetv2(state):
-        return _mobilenetv2(state)
+        return mobilenetv2(state)
     two_pathways = any(key.startswith("backbone.slow_path.") for key in state)
     head = "head." if two_pathways else "net.fc."
     pathways = [
@@ -192,7 +192,7 @@ def mmaction2(state: Mapping[str, Tensor]) -> State:
 def image(state: Mapping[str, Tensor]) -> State:
     """Image networks of timm, and of torchvision: ResNets (same names) and MobileNetV2."""
     if is_mobilenetv2(state):
-        return _mobilenetv2(state)
+        return mobilenetv2(state)
     return {f"net.{key}": value for key, value in state.items()}
 
 
@@ -209,11 +209,6 @@ _TWO_D: list = [
     (r"\.bns_(\d+)\.(\d+)\.", r".bns.\2_\1."),
     (r"\.adaconv_", ".conv1.site_"),
 ]
-
-
-def _mobilenetv2(state: Mapping[str, Tensor]) -> State:
-    names = mobilenetv2(state)
-    return {names[key]: value for key, value in state.items()}
 
 
 def _rename(state: Mapping[str, Tensor], rules: Rules) -> State:
