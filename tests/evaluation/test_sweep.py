@@ -24,7 +24,6 @@ from evaluation_toys import (
 from rich.console import Console
 from torch import multiprocessing as mp
 
-from ffn.core import convert
 from ffn.data import Protocol
 from ffn.evaluation import (
     Sweep,
@@ -119,20 +118,6 @@ def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
 
     assert got == {row.frames: row.metrics | {"failed": 2} for row in swept.rows}
     assert failed == swept.failed
-
-
-def test_ranges_select_the_sub_network_and_are_all_trained() -> None:
-    model = convert(plain(), {2: (1, 4), 6: (5, 7)})
-    result = sweep(model, loader(ToyVideos(5)), latency=False)
-    other = sweep(plain(), loader(ToyVideos(5)), trained_frames={2: (1, 3)}, latency=False)
-
-    owners = {1: 2, 2: 2, 3: 2, 4: 2, 5: 6, 6: 6, 7: 6, 12: 6}
-    assert {row.frames: row.subnet for row in result.rows} == {
-        row.frames: owners[row.frames] for row in result.rows
-    }
-    assert len({row.subnet for row in result.rows}) == 2
-    assert result.trained_frames == (1, 2, 3, 4, 5, 6, 7)
-    assert other.trained_frames == (1, 2, 3)
 
 
 def test_the_model_and_the_random_state_are_restored() -> None:

@@ -95,18 +95,6 @@ def test_a_plain_network_of_any_kind(tmp_path: Path) -> None:
     assert "sub_network" not in report.metadata
 
 
-def test_the_model_does_not_change(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
-    flexible.activate(2)
-    before = {k: v.clone() for k, v in flexible.state_dict().items()}
-    random = torch.get_rng_state()
-
-    ffn.export(flexible, tmp_path / "a.pt2", frames=4, size=32)
-
-    assert (flexible.active, flexible.training) == (2, True)
-    assert all(torch.equal(v, before[k]) for k, v in flexible.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
 def test_an_existing_file_is_kept_unless_told(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
     path = tmp_path / "a.pt2"
     path.write_bytes(b"mine")

@@ -58,14 +58,12 @@ class Machine:
         self.now = 0.0
         self.counts: list[int] = []
 
-    def run(self, seconds: float, load: float, *, noise: float = 0.0) -> None:
-        random = np.random.default_rng(0)
+    def run(self, seconds: float, load: float) -> None:
         for _ in range(round(seconds / self.interval)):
             count = self.control.count
             self.counts.append(count)
             self.now += self.interval
-            taken = 0.01 * count * load * math.exp(noise * random.normal())
-            self.control.update(taken, self.interval, self.now)
+            self.control.update(0.01 * count * load, self.interval, self.now)
 
     def changes(self) -> int:
         return sum(a != b for a, b in zip(self.counts, self.counts[1:], strict=False))
@@ -81,14 +79,6 @@ def test_a_higher_count_must_fit_with_a_margin_for_a_while() -> None:
     held = next(n for n, count in enumerate(machine.counts[before:]) if count == 16)
     assert HOLD <= held * machine.interval <= HOLD + 3  # the factor takes some answers to fall
     assert machine.changes() == 2
-
-
-def test_noise_does_not_make_it_oscillate() -> None:
-    """Ten minutes; single answers take up to twice or half their time."""
-    for load in (0.9, 1.25, 2.4):
-        machine = Machine()
-        machine.run(600, load, noise=0.25)
-        assert machine.changes() <= 16
 
 
 def test_the_average_forgets_by_its_time_constant() -> None:
