@@ -62,14 +62,10 @@ def interleave(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
-    """Time functions alternately.
+    """Time functions alternately, after some rounds of warm-up.
 
-    Args:
-        calls: functions by name.
-        rounds: timed calls of each function.
-        device: a CUDA device is synchronized around each call.
-        warmup: rounds before the timed ones.
-        clock: current time in seconds; ``time.process_time`` counts the CPU time of this process.
+    A CUDA device is synchronized around each call. The clock ``time.process_time`` counts the CPU
+    time of this process.
 
     Returns:
         For each name the duration of a call in every round, in seconds.

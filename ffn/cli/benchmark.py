@@ -75,7 +75,6 @@ def train(
         precision: Of the forward pass.
         compile: Also measure torch.compile.
     """
-
     device, report = _prepare(settings, "videos")
     from ffn.benchmarks.training import compare_training
 
@@ -133,7 +132,6 @@ def infer(
         num_classes: Classes of the models.
         compile: Also measure torch.compile.
     """
-
     device, report = _prepare(settings, "clips")
     from ffn.benchmarks.inference import compare_inference
     from ffn.core import convert
@@ -169,7 +167,6 @@ def data(
         videos: The first videos are read.
         frames: Views of a sample.
     """
-
     _, report = _prepare(settings, "samples")
     from ffn.benchmarks.reading import compare_reading
     from ffn.data import read_annotations

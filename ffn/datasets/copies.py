@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FOLDER_RATE = 12.0  # frames per second of an mp4 from a frame folder, which has
 QUANTIZER = "20"  # of H.264, 0 (lossless) to 51
 
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
+Job = tuple[Path, Path, list[float | None], float]  # source, target, start and end, frame rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,6 @@ def claim_copies(settings: CopySettings, root: Path) -> None:
         write_text(mark, json.dumps(settings.to_dict(), indent=2) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    source: Path
-    target: Path
-    times: list[float | None]  # start and end in seconds
-    fps: float
-    pattern: str
-    settings: CopySettings
-
-
 def copy_all(
     settings: CopySettings,
     entries: Sequence[Entry],
@@ -113,10 +105,10 @@ def copy_all(
 
     targets = _targets(settings, entries, root)
     jobs = [
-        _Job(root / path, target, times, facts[path].fps, pattern, settings)
-        for (path, *times), target in targets.items()
+        (root / path, target, times, facts[path].fps) for (path, *times), target in targets.items()
     ]
-    results = map_in_processes(_copy_or_cause, jobs, workers, timeout)
+    copy = partial(_copy_or_cause, settings=settings, pattern=pattern)
+    results = map_in_processes(copy, jobs, workers, timeout)
     shown = track(results, "copying", total=len(jobs), disable=not progress)
     return {
         part: result if isinstance(result, str) else (list_path(target, root), result)
@@ -154,38 +146,42 @@ def _time(seconds: float | None) -> str:
     return f"{seconds:06.0f}" if float(seconds).is_integer() else repr(float(seconds))
 
 
-def _copy_or_cause(job: _Job) -> VideoMetadata | str:
+def _copy_or_cause(job: Job, settings: CopySettings, pattern: str) -> VideoMetadata | str:
     try:
-        return _copy(job)
+        return _copy(*job, settings, pattern)
     except Exception as error:  # any error of this video, or of the disk
         return cause_of(error)
 
 
-def _copy(job: _Job) -> VideoMetadata:
+def _copy(
+    source: Path,
+    target: Path,
+    times: list[float | None],
+    fps: float,
+    settings: CopySettings,
+    pattern: str,
+) -> VideoMetadata:
     """Make one copy unless it is complete already; return the facts of the copy."""
-    target, settings = job.target, job.settings
-    video = open_video(job.source, pattern=job.pattern)
-    chosen = range(len(video)) if job.times == [None, None] else video.between(*job.times)
-    found = _existing(job, len(chosen))
-    if found is not None:
+    video = open_video(source, pattern=pattern)
+    chosen = range(len(video)) if times == [None, None] else video.between(*times)
+    if found := _existing(source, target, len(chosen)):
         return found
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
+    part = target.with_name(f".{target.stem}.partial{target.suffix}")
     images = _small_images(video, chosen, settings.short_side)
-    _write_mp4(partial, images, job.fps or FOLDER_RATE, settings.gop)
-    written = probe(partial)
+    _write_mp4(part, images, fps or FOLDER_RATE, settings.gop)
+    written = probe(part)
     if written.frames != len(chosen):
-        partial.unlink()
+        part.unlink()
         cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
-        raise VideoError(str(job.source), cause)
-    partial.replace(target)
+        raise VideoError(str(source), cause)
+    part.replace(target)
     return written
 
 
-def _existing(job: _Job, frames: int) -> VideoMetadata | None:
+def _existing(source: Path, target: Path, frames: int) -> VideoMetadata | None:
     """Facts of a complete copy that is newer than its original, else None."""
-    target = job.target
-    if not target.exists() or target.stat().st_mtime < job.source.stat().st_mtime:
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         return None
     try:
         found = probe(target)

@@ -127,22 +127,14 @@ def _dart(grid: tuple[np.ndarray, np.ndarray], pose: Offsets, size: int) -> np.n
 
 
 def draw(name: str, *, size: int, frames: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw one video of a class.
+    """Draw one video of a class: uint8 RGB frames (T, size, size, 3).
 
     Args:
         name: Class, one of `CLASSES`.
         size: Height and width in pixels.
         frames: Number of frames T.
         rng: Source of all randomness.
-
-    Returns:
-        uint8 RGB frames, (T, size, size, 3).
-
-    Raises:
-        ValueError: if `name` is not a class.
     """
-    if name not in MOTIONS:
-        raise ValueError(f"unknown class {name!r}; the classes are {', '.join(CLASSES)}")
     time = (np.arange(frames) + 0.5) / frames
     pose = _poses(name, time, rng)
     jitter = rng.normal(0, 0.2, size=(2, frames))  # of the camera, pixels

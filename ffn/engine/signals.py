@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -53,7 +52,7 @@ class StopRequest:
         finally:
             self._error = None
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _: object) -> None:
         # print may hold a lock when the signal is received; os.write has none.
         if self.requested:
             if time.monotonic() - self._since > SAME_REQUEST:

@@ -37,13 +37,9 @@ def count_macs(model: nn.Module, clip: Tensor) -> int:
 def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> dict[str, int]:
     """Count the multiply-accumulates of one forward pass, by module; see :func:`count_macs`.
 
-    Args:
-        model: what runs.
-        network: the model, or a module in it.
-        clip: (B, C, T, H, W).
-
     Returns:
-        Name of a module in ``network`` to multiply-accumulates; "" has those of the whole pass.
+        Name of a module in ``network``, which is the model or a module in it, to
+        multiply-accumulates; "" has those of the whole pass.
     """
     inner = next(name for name, module in model.named_modules() if module is network)
     start = ".".join(filter(None, (type(model).__name__, inner)))  # torch's name of the network

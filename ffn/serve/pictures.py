@@ -84,7 +84,6 @@ def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | 
 
 def _save_gif(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | None) -> None:
     """Write the frames that the network saw, with the label, in the time of the video."""
-
     frames = heat.overlay() if heat else clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
     factor = max(1, round(GIF_SIZE / min(frames.shape[1:3])))
     text = _title(heat, prediction) if heat else _label_at(_whole_video(prediction), 0)

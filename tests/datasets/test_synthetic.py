@@ -79,8 +79,6 @@ def test_an_equal_data_set_is_kept_and_anything_else_refused(made, tmp_path, cap
         generate(tmp_path, **SMALL)
     (tmp_path / "notes.txt").unlink()
     assert contents(generate(tmp_path, seed=3, **SMALL)) == contents(made)  # it is empty
-    with pytest.raises(ValueError, match="unknown class 'jump'"):
-        draw("jump", size=16, frames=2, rng=np.random.default_rng(0))
 
 
 def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):

@@ -43,11 +43,7 @@ class EncodedClip(NamedTuple):
 def encode_clip(record: Record, pattern: str, short_side: int, quality: int) -> EncodedClip:
     """Decode the frames of a record, downscale them if they are larger, and encode them as JPEG.
 
-    Args:
-        record: Video file or folder of frames; only the frames of its time range are encoded.
-        pattern: File name of a frame in a folder of frames.
-        short_side: Upper bound on the shorter side of the stored frames, in pixels.
-        quality: JPEG quality.
+    Only the frames of its time range are encoded. The other arguments are those of `pack`.
 
     Raises:
         VideoError: if a frame cannot be decoded, or the frames differ in size.
@@ -94,12 +90,7 @@ def _encode_frames(
 class StoredVideo(Video):
     """A video of a store, with the interface of the videos that `open_video` returns.
 
-    Args:
-        path: Key of the video.
-        clip: Row of the index.
-        files: Files of the store.
-        sha256: Of the shard that holds the clip.
-        shard_bytes: Length of the shard.
+    It is a row of the index; `sha256` and `shard_bytes` are those of the shard that holds the clip.
 
     Raises:
         VideoError: if the row names bytes that its shard does not have, or is impossible.
