@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
 from ffn.data.workers import end_with_parent
+
+GRACE = 5.0  # seconds after which a timeout of torch has had no effect
 
 
 def make_loader(
@@ -63,7 +66,7 @@ def make_loader(
         repeats=repeats,
         frame_counts=frame_counts,
     )
-    return DataLoader(
+    return TimedLoader(
         dataset,
         batch_size=batch_size,
         sampler=sampler,
@@ -76,6 +79,39 @@ def make_loader(
         multiprocessing_context=worker_start_method() if workers else None,
         worker_init_fn=_init_worker,
     )
+
+
+class TimedLoader(DataLoader):
+    """A loader whose timeout holds in every wait for a worker.
+
+    torch's does not hold while tensors come from a worker that is stopped, as by a lost file
+    system: that worker is killed, which is an error in the waiting process.
+    """
+
+    is_late = False
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        batches = super().__iter__()
+        while True:
+            timer = threading.Timer(self.timeout + GRACE, self._end, [batches])
+            if self.timeout:
+                timer.start()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                if not self.is_late:
+                    raise
+                raise RuntimeError(f"DataLoader timed out after {self.timeout} seconds") from error
+            finally:
+                timer.cancel()
+            yield batch
+
+    def _end(self, batches: Any) -> None:
+        self.is_late = True
+        for worker in batches._workers:
+            worker.kill()
 
 
 def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -117,6 +117,20 @@ def memory_cause(error: BaseException | None) -> str:
     )
 
 
+def kill_workers() -> None:
+    """End this process's workers at once; for the end of a program.
+
+    At its end, Python waits without limit for a worker that is stopped, or that waits for a disk.
+    """
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise for each
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join(1)
+    signal.signal(signal.SIGCHLD, before)
+
+
 def end_with_parent() -> None:
     """Send this process SIGTERM when its parent has ended, as when that was killed."""
     parent = os.getppid()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ffn.data import watching
+from ffn.data.workers import kill_workers
 from ffn.engine.distributed import LostProcessError, World, cleanup, init_distributed
 from ffn.files import explain, is_for_users
 from ffn.registry import is_raised_in_extension
@@ -81,8 +80,7 @@ def processes(
         with watching():
             yield world
     except BaseException as raised:
-        # At exit, Python ends the workers that are left; torch's handler would raise for each.
-        atexit.register(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+        kill_workers()
         error = explain_failure(raised, world, remedy)
         if world.size == 1:
             if error is raised:

@@ -85,9 +85,12 @@ def test_killed_at_random_moments(
             assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def ranks_of(process: subprocess.Popen) -> list[int]:
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in found]
+    return children(process.pid)
 
 
 def test_torchrun_starts_killed_processes_again(videos: Path, tmp_path: Path) -> None:
@@ -159,6 +162,24 @@ def test_killed_and_hanging_workers_end_the_run_with_one_message(
         assert re.search(message, text)
         assert len(re.findall("ffn train, process", text)) == 1
         assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("torchrun", [(), TWO_PROCESSES], ids=["alone", "two"])
+def test_stopped_workers_end_the_run(
+    videos: Path, tmp_path: Path, torchrun: tuple[str, ...]
+) -> None:
+    """Also if their next batches were announced, whose tensors the process fetches from them."""
+    given = "data.workers=2", "data.timeout=3", "train.epochs=500"
+    run = launch(videos, tmp_path / "run", *given, torchrun=torchrun)
+    wait_for_step(tmp_path / "run", 2, run)
+    workers = children(ranks_of(run)[0] if torchrun else run.pid)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    err = run.communicate(timeout=60)[1]
+
+    assert run.returncode == (1 if torchrun else 2)
+    assert "a loader worker failed (timed out after 3" in err
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def poison(own: int, rank: int, step: int) -> None:
