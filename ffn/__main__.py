@@ -1,6 +1,10 @@
-"""``python -m ffn COMMAND …``, the same as ``ffn COMMAND …``."""
+"""The program ``ffn COMMAND …``, also as ``python -m ffn COMMAND …``."""
 
-from ffn.cli import run_process
+from ffn.interrupts import handle_interrupts
+
+handle_interrupts()  # before the other imports
+
+from ffn.cli import run_process  # noqa: E402
 
 if __name__ == "__main__":
     run_process()

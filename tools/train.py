@@ -2,7 +2,7 @@
 
 import sys
 
-from ffn.cli import run_process
+from ffn.__main__ import run_process
 
 if __name__ == "__main__":
     run_process(["train", *sys.argv[1:]])

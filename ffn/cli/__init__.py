@@ -37,6 +37,7 @@ from functools import partial
 from typing import NoReturn
 
 from ffn.cli.program import run
+from ffn.interrupts import end_at_interrupts, handle_interrupts
 from ffn.version import __version__
 
 COMMANDS = {
@@ -75,8 +76,10 @@ def run_process(arguments: Sequence[str] | None = None) -> NoReturn:
         if returned:  # else an error with its traceback, whose status Python sets
             os._exit(returned[0])
 
+    handle_interrupts()
     atexit.register(end)  # the first to be registered is the last to run
     returned.append(main(arguments))
+    end_at_interrupts()
     sys.exit(returned[0])
 
 

@@ -8,9 +8,10 @@ import traceback
 from collections.abc import Callable
 
 from ffn.files import explain, is_for_users
+from ffn.interrupts import EXIT_INTERRUPTED
 from ffn.registry import is_raised_in_extension
 
-EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # 128 + signal for the last two
+EXIT_FAILED, EXIT_PIPE = 2, 141  # 128 + SIGPIPE
 
 
 def run(program: str, command: Callable[[], int | None]) -> int:

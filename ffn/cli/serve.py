@@ -69,7 +69,7 @@ def serve(
             f"the service needs {', '.join(missing)}: pip install 'frame-flexible[serve]'"
         )
     names = names_of(weights)
-    with _ended_by_sigterm(), _folder_of_the_page():
+    with _ended_by_sigterm():
         import_extensions(imports or [])
         # Before the networks are prepared: a port that another program uses ends the command.
         with _listen(host, port) as listening:
@@ -77,7 +77,8 @@ def serve(
             from ffn.serve.web import Limits, Service
 
             limits = Limits(max_mib, max_frames, max_requests, timeout)
-            with Service(predictors, limits=limits, workers=workers) as service:
+            started = Service(predictors, limits=limits, workers=workers)
+            with started as service, _folder_of_the_page():
                 _run(service, listening, allowed_hosts, with_page=not no_page)
 
 

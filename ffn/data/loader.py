@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
-from ffn.data.workers import end_with_parent
+from ffn.data.workers import end_with_parent, start_forkserver
 
 GRACE = 5.0  # seconds after which a timeout of torch has had no effect
 
@@ -164,7 +164,10 @@ def worker_start_method() -> str:
     """
     if sys.platform != "linux":
         return "spawn"
-    return "forkserver" if torch.cuda.is_initialized() else "fork"
+    if not torch.cuda.is_initialized():
+        return "fork"
+    start_forkserver()
+    return "forkserver"
 
 
 class LoaderError(RuntimeError):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import islice
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +116,16 @@ def memory_cause(error: BaseException | None) -> str:
         f"needs more memory than the {READER_BYTES.value:,} bytes that a reading process may take "
         f"(raise the limit with the environment variable {READER_BYTES.variable})"
     )
+
+
+def start_forkserver() -> None:
+    """Start the fork server; its processes never get Ctrl-C, which the terminal sends to all."""
+    resource_tracker.ensure_running()  # of the fork server; it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kill_workers() -> None:

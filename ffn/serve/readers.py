@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from ffn.data import VideoError
-from ffn.data.workers import memory_cause, start_worker
+from ffn.data.workers import memory_cause, start_forkserver, start_worker
 from ffn.serve.clips import Clip, ClipReader, read_together
 from ffn.serve.inputs import Input
 
@@ -38,8 +38,8 @@ class Readers:
         from pebble import CONSTS, ProcessPool
 
         CONSTS.term_timeout = 0.1  # seconds from SIGTERM to SIGKILL; readers have nothing to save
-        self._timeout = timeout
-        self._pool = ProcessPool(workers, context=_context(fork), initializer=start_worker)
+        self._timeout, self._context = timeout, _context(fork)
+        self._pool = ProcessPool(workers, context=self._context, initializer=start_worker)
 
     def __enter__(self) -> Readers:
         return self
@@ -100,6 +100,10 @@ class Readers:
 
     def start(self) -> None:
         """Start the processes, which takes seconds, before the first video comes."""
+        # Waits for the imports of the fork server, without processes that need this one.
+        first = self._context.Process(target=int, daemon=True)
+        first.start()
+        first.join()
         self._pool.schedule(int).result(600)
 
     @property
@@ -127,6 +131,7 @@ def _context(fork: bool) -> multiprocessing.context.BaseContext:
         return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "av"])
+    start_forkserver()
     return context
 
 

@@ -156,6 +156,35 @@ cli.run_process()"""
     assert (done.returncode, done.stdout) == (status, printed)
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "import interrupted",  # an import that hides the exception
+        "cli.main = interrupt",
+        "cli.main = lambda _: atexit.register(interrupt) and 0",
+    ],
+)
+def test_ctrl_c_in_every_phase(place: str, tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text("""
+import os, signal
+try: os.kill(os.getpid(), signal.SIGINT)
+except BaseException: pass""")
+    code = f"""
+import atexit, os, signal, sys
+from ffn.interrupts import handle_interrupts
+handle_interrupts()
+sys.path.append({str(tmp_path)!r})
+sys.argv = ["ffn", "predict"]
+from ffn import cli
+from ffn.cli.program import run
+def interrupt(*_):
+    return run("ffn predict", lambda: os.kill(os.getpid(), signal.SIGINT))
+{place}
+cli.run_process(0)"""
+    done = run(code)
+    assert (done.returncode, done.stderr) == (130, "\nffn predict: interrupted\n")
+
+
 def test_a_closed_pipe_gives_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
