@@ -37,9 +37,7 @@ class RunLog:
         first_step: optimizer steps done.
         lines: lines of the log to keep; a resumed run writes later ones again.
         total_steps: optimizer steps of the run, for the progress bar.
-        wandb: "disabled", "online" or "offline".
-        project: wandb project.
-        config: shown in wandb.
+        wandb, project, config: mode, project and description of the run in wandb.
         tensorboard: whether to write event files into ``folder/tensorboard``.
 
     Attributes:

@@ -118,9 +118,7 @@ def predict_batch(
             first process resolves "auto", so that all compute alike.
         videos: Of the table, in this order.
         output: The table, ``.csv``; replaced when it is complete.
-        options: Frames, labels, batches and workers.
-        rank: Of this process.
-        size: Number of processes.
+        options, rank, size: Of the prediction, of this process, and of all.
         progress: Called in every process with its videos so far, and all of its videos.
 
     Returns:

@@ -87,17 +87,10 @@ class ByDuration:
 
 
 class Budget:
-    """Finds the largest count within a budget, for single clips of one network.
+    """Finds the largest of the counts within a budget, for single clips of one network.
 
-    ValueError says that the smallest count takes more.
-
-    Args:
-        model: in eval mode.
-        runner: runs the model.
-        size: height and width of the clips, pixels.
-        counts: allowed counts, ascending.
-        trained: the counts whose latency is measured, besides the smallest and the largest.
-        cache: folder of the file with latencies.
+    ValueError says that the smallest count takes more. The latency of the trained counts, of the
+    smallest and of the largest is measured; a file in the folder ``cache`` keeps it.
     """
 
     def __init__(

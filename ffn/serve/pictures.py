@@ -106,12 +106,8 @@ def save_video(
 ) -> None:
     """Write a whole video with the label of each time as mp4 (H.264, without sound).
 
-    Args:
-        path: The file; replaced.
-        given: The video, as for a predictor.
-        segments: Its labels. Where there is none, no label is written.
-        pattern: File names in a folder of frames.
-        fps: Frames per second of a video without times; default: 10.
+    Where there is no segment, no label is written. A video without times has ``fps`` frames per
+    second, by default 10. The file is replaced.
 
     Raises:
         VideoError: if a frame cannot be decoded.
