@@ -19,7 +19,14 @@ from cyclopts.types import (
 )
 
 from ffn.cli.arguments import Overwrite
-from ffn.files import make_writable, refuse_existing, write_csv, write_text
+from ffn.files import (
+    make_writable,
+    printable,
+    refuse_existing,
+    without_password,
+    write_csv,
+    write_text,
+)
 
 if TYPE_CHECKING:
     from ffn.data import Record
@@ -142,7 +149,8 @@ def _beside(index: Path) -> Path:
 def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) -> None:
     odd = [finding for finding in findings if finding.status != "ok"]
     for finding in odd[:20]:
-        print(f"{finding.status:<5} {records[finding.index].path}: {finding.cause}")
+        path = without_password(records[finding.index].path)
+        print(printable(f"{finding.status:<5} {path}: {finding.cause}"))
     if len(odd) > 20:
         print(f"… and {len(odd) - 20} more in {output / 'report.csv'}")
     counts = Counter(finding.status for finding in findings)

@@ -111,7 +111,10 @@ def decode_frames(
                 yield frame
                 count += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        cause = f"corrupt or truncated at frame {count} or later ({ffmpeg_message(error)})"
+        why = ffmpeg_message(error)
+        if isinstance(error, av.error.ArgumentError):  # what FFmpeg says of too many pixels
+            why = f"invalid, or more pixels than {FRAME_PIXELS.variable}, {FRAME_PIXELS.value:,}"
+        cause = f"corrupt or truncated at frame {count} or later ({why})"
         raise VideoError(path, cause) from None
 
 

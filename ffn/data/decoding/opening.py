@@ -7,7 +7,6 @@ descriptor.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 from typing import TYPE_CHECKING, BinaryIO
@@ -71,8 +70,6 @@ def open_local(path: str) -> av.container.InputContainer:
 
 def ffmpeg_message(error: Exception) -> str:
     """FFmpeg's message, without error number and path."""
-    if getattr(error, "errno", None) == errno.EINVAL:  # what it says of too many pixels
-        return f"invalid, or more pixels than {FRAME_PIXELS.variable}, {FRAME_PIXELS.value:,}"
     return getattr(error, "strerror", None) or type(error).__name__
 
 
