@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
+from operator import eq
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # Formats in which one packet is one frame and a keyframe needs no earlier frame.
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
-LONGEST_REORDER = 32  # packets between the places of a frame in decoding and in presentation
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
 
 # Metadata that encrypted videos have in mkv and webm, and in wmv.
@@ -208,7 +208,7 @@ def read_timeline(
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
         open_gop = _has_open_group(packets)
-        in_doubt = context.has_b_frames and not _is_reordered(packets)
+        in_doubt = context.has_b_frames and all(map(eq, times, (p.time for p in packets)))
     elif count:
         times = _decode_times(path)
     return Timeline(
@@ -282,17 +282,13 @@ def _shown_packets(
         return packets, "a packet is damaged"
     if not packets or not packets[0].is_keyframe:
         return packets, "it does not start with a keyframe"
-    if packets[0].time > min(times):
-        return packets, "it starts with frames of an earlier group of pictures"
-    keyframes = [packet.time for packet in packets if packet.is_keyframe]
-    moved = np.abs(np.argsort(times) - np.arange(len(times)))
-    if keyframes != sorted(keyframes) or moved.max() > LONGEST_REORDER:
-        return packets, "its times restart"
+    before = keyframe = packets[0].time  # the last keyframe, and the one before
+    for packet in packets:
+        if packet.is_keyframe:
+            before, keyframe = keyframe, packet.time
+        if packet.time < before:
+            return packets, "its times restart, or it starts within a group of pictures"
     return packets, ""
-
-
-def _is_reordered(packets: list[_Packet]) -> bool:
-    return any(packet.time > after.time for packet, after in pairwise(packets))
 
 
 def _has_open_group(packets: list[_Packet]) -> bool:
