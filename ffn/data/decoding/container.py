@@ -118,22 +118,44 @@ def decode_frames(
         raise VideoError(path, cause) from None
 
 
-def to_rgb(frame: av.VideoFrame) -> np.ndarray:
-    """Pixels of a frame, uint8 RGB (H, W, 3), rotated and mirrored as for display."""
-    from av.sidedata.sidedata import Type
+Turn = tuple[bool, slice, slice]  # whether rows become columns; the order of rows, of columns
 
+
+def to_rgb(frame: av.VideoFrame, turns: dict[int, Turn] | None = None) -> np.ndarray:
+    """Pixels of a frame, uint8 RGB (H, W, 3), rotated and mirrored as for display.
+
+    Args:
+        frame: The frame.
+        turns: Turns of the frames of a file by their rotation; filled. The matrix of a frame is
+            read once per rotation: PyAV keeps a frame whose matrix was read until memory is
+            collected.
+    """
+    turns = {} if turns is None else turns
+    if frame.rotation not in turns:
+        turns[frame.rotation] = _turn(frame)
+    is_transposed, rows, columns = turns[frame.rotation]
     # One thread, as decoding: FFmpeg would start one per core for each frame and wait for them.
     image = frame.to_ndarray(format="rgb24", threads=1)
+    return (image.swapaxes(0, 1) if is_transposed else image)[rows, columns]
+
+
+def _turn(frame: av.VideoFrame) -> Turn:
+    from av.sidedata.sidedata import Type
+
+    forward, backward = slice(None), slice(None, None, -1)
     try:
         matrix = frame.side_data.get(Type.DISPLAYMATRIX)
     except ValueError:  # the frame has side data of a kind that PyAV does not know
-        return np.rot90(image, frame.rotation // 90)
-    if matrix is None:
-        return image
-    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5]  # (x, y) is shown at (ax + cy, bx + dy)
-    if abs(a) < abs(b):
-        image, a, d = image.swapaxes(0, 1), c, b
-    return image[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+        angle = np.deg2rad(frame.rotation)
+        a, b, c, d = np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)
+    else:
+        if matrix is None:
+            return False, forward, forward
+        a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5]  # (x, y) is shown at (ax + cy, bx + dy)
+    is_transposed = abs(a) < abs(b)
+    if is_transposed:
+        a, d = c, b
+    return is_transposed, backward if d < 0 else forward, backward if a < 0 else forward
 
 
 @dataclass(frozen=True, eq=False)

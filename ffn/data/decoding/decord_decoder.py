@@ -11,7 +11,6 @@ from ffn.data.decoding.container import (
     decode_frames,
     open_container,
     to_rgb,
-    video_stream,
 )
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import VideoError
@@ -50,7 +49,7 @@ class DecordDecoder(PyAVDecoder):
 
     def _why_unsafe(self) -> str:
         """Why decord may return wrong frames, or ""."""
-        timeline, context = self.timeline, video_stream(self._container).codec_context
+        timeline, context = self.timeline, self._stream.codec_context
         components = context.format.components if context.format else ()
         bits = max((component.bits for component in components), default=8)
         if timeline.not_seekable:

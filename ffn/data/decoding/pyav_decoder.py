@@ -41,8 +41,9 @@ class PyAVDecoder(Video):
     """
 
     def __init__(self, path: str, frames: int | None = None) -> None:
-        self.path = path
+        self.path, self._turns = path, {}
         self._container = open_container(path)
+        self._stream = video_stream(self._container)
         # A container and its streams refer to each other. Without an explicit close, open decoders
         # accumulate until the garbage collector runs.
         finalize(self, self._container.close)
@@ -93,7 +94,7 @@ class PyAVDecoder(Video):
                     return images
                 reached = frame.pts
                 if frame.pts in index_of:
-                    images[index_of[frame.pts]] = to_rgb(frame)
+                    images[index_of[frame.pts]] = to_rgb(frame, self._turns)
         return images
 
     def _decode_from_keyframe(
@@ -103,7 +104,7 @@ class PyAVDecoder(Video):
 
         There is none if the container marks a keyframe where the decoder finds none.
         """
-        stream, started = video_stream(self._container), False
+        stream, started = self._stream, False
         context = stream.codec_context
         # No frame depends on an H.264 frame marked as non-reference. HEVC's mark is weaker.
         can_skip = self._timeline.codec == "h264"
@@ -134,7 +135,7 @@ class PyAVDecoder(Video):
                     self._check_complete(position)
                     times = None  # another order than that of the times
                 if position == index:
-                    yield index, to_rgb(frame)
+                    yield index, to_rgb(frame, self._turns)
                     index = next(wanted, None)
         if index is not None:
             raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", index)
