@@ -5,8 +5,8 @@ ffn export --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx --output net.o
 python examples/onnx_video.py net.onnx video.mp4
 """
 
+import argparse
 import json
-import sys
 
 import av
 import numpy as np
@@ -32,12 +32,24 @@ def count_frames(path: str) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
-if __name__ == "__main__":
-    session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+def main() -> None:
+    """Print the three most probable classes of a video."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("network", help="file of ffn export --preprocess --probabilities")
+    parser.add_argument("video", help="any file that FFmpeg reads")
+    given = parser.parse_args()
+    session = onnxruntime.InferenceSession(given.network, providers=["CPUExecutionProvider"])
     stated = session.get_modelmeta().custom_metadata_map  # values are JSON
     assert json.loads(stated["sampling"])["rule"] == "segment"
-    n, T = count_frames(sys.argv[2]), json.loads(stated["frames"])
-    frames = read_frames(sys.argv[2], [int(n / T / 2 + n / T * i) for i in range(T)])
+    n, T = count_frames(given.video), json.loads(stated["frames"])
+    frames = read_frames(given.video, [int(n / T / 2 + n / T * i) for i in range(T)])
     probabilities = session.run(None, {"frames": frames[None]})[0][0]
     for k in np.argsort(-probabilities)[:3]:
         print(f"{probabilities[k]:7.2%}  {json.loads(stated['classes'])[k]}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

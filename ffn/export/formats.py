@@ -21,7 +21,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +42,7 @@ Run = Callable[[Tensor], Tensor]
 Format = Callable[[DeployedNetwork, Tensor, IO[bytes]], Run]
 
 NAMES = {"torch": "pt2", "aotinductor": "aoti.pt2"}  # of formats, besides their suffixes
+AXES = {"B": "batch", "T": "frames", "H": "height", "W": "width"}  # names in ONNX files
 LEAST_FRAMES = (1, 2, 3, 5, 9)  # tried as the smallest T: of SlowFast, alpha + 1
 METADATA_FILE = "metadata.json"  # inside a .pt2
 
@@ -189,7 +190,7 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
             f"the network is in {network.dtype}; ONNX files are exported in fp32. Export the "
             "network before its conversion, or to .pt2"
         )
-    program = trace(network, clip)
+    program = _without_adaptive_pools(trace(network, clip))
     for name in ("torch.onnx", "onnxscript"):  # they log each step
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -206,13 +207,41 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
             if not network.fold_norms:
                 _simplify(exported.model)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ExportError(f"torch.onnx.export failed: {error}") from error
+        cause: BaseException = error  # the first one names the operator
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ExportError(
+            f"torch.onnx cannot express this network ({str(cause).partition(chr(10))[0]}). Replace "
+            "the layer with this operator, or export to .pt2"
+        ) from error
     model = exported.model_proto
     _strip(model)
     _name_sizes(model, network.input_shape)
     for key, value in network.metadata.items():
         model.metadata_props.add(key=key, value=json.dumps(value))
     return model
+
+
+def _without_adaptive_pools(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Replace adaptive average pools, which torch.onnx lacks, by averages over slices."""
+    aten = torch.ops.aten
+    pools = [getattr(aten, f"{p}adaptive_avg_pool{n}d").default for n in (2, 3) for p in ("_", "")]
+    if any(node.target in pools for node in program.graph.nodes):
+        return program.run_decompositions(dict.fromkeys(pools, _adaptive_average))
+    return program
+
+
+def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    for dim, size in enumerate(output_size, x.ndim - len(output_size)):
+        length = x.shape[dim]
+        if size == 1:
+            x = x.mean(dim, keepdim=True)
+        elif size != length:
+            ends = [
+                (i * length // size, ((i + 1) * length + size - 1) // size) for i in range(size)
+            ]
+            x = torch.cat([x.narrow(dim, a, b - a).mean(dim, keepdim=True) for a, b in ends], dim)
+    return x
 
 
 def open_session(model: ModelProto) -> Run:
@@ -249,11 +278,11 @@ def _strip(model: ModelProto) -> None:
 
 
 def _name_sizes(model: ModelProto, shape: list[int | str]) -> None:
-    """Name the dimensions that vary as the metadata does."""
+    """Name the dimensions that vary, which the metadata has as letters."""
     given, found = (
         end[0].type.tensor_type.shape.dim for end in (model.graph.input, model.graph.output)
     )
-    names = {size.dim_param: name for size, name in zip(given, shape, strict=True)}
+    names = {size.dim_param: AXES.get(name) for size, name in zip(given, shape, strict=True)}
     for size in (*given, *found):
         if size.dim_param:
             size.dim_param = names.get(size.dim_param, size.dim_param)

@@ -61,6 +61,13 @@ def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read(path, [0]), open_video(path).read([0]).numpy())
 
 
+def test_help() -> None:
+    command = [sys.executable, str(EXAMPLES / "onnx_video.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "video" in done.stdout
+
+
 @pytest.mark.slow
 def test_python_without_torch_and_ffn(network: Path, videos: list[Path]) -> None:
     path = EXAMPLES / "onnx_video.py"

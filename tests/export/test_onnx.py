@@ -52,6 +52,38 @@ def test_a_file_has_the_logits_and_metadata_of_the_sub_network(
     assert {node.domain for node in model.graph.node} == {""}
 
 
+@pytest.mark.slow
+def test_names_of_the_axes(shipped: ffn.FrameFlexible, tmp_path: Path) -> None:
+    options = {"frames": 8, "preprocess": True, "dynamic_frames": True}
+    graph = onnx.load(ffn.export(shipped, tmp_path / "net.onnx", **options).path).graph
+    for end, names in (
+        (graph.input, ["batch", "frames", "height", "width", 3]),
+        (graph.output, 12),
+    ):
+        sizes = [size.dim_param or size.dim_value for size in end[0].type.tensor_type.shape.dim]
+        assert sizes == (names if isinstance(names, list) else ["batch", names])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(None, 3, 4), (2, 4, 3)])
+def test_adaptive_pools(size: tuple[int | None, ...], tmp_path: Path) -> None:
+    """Their slices overlap; the export compares the file with the network at several lengths."""
+    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d(size), torch.nn.Flatten(3))
+    export = {"frames": 5, "size": (8, 7), "dynamic_frames": True}
+    report = ffn.export(network, tmp_path / "net.onnx", **export)
+    clip = torch.randn(2, 3, 7, 8, 7)
+    assert_close(open_file(report.path)(clip), network(clip))
+
+
+def test_an_operator_that_onnx_lacks(tmp_path: Path) -> None:
+    class Lacking(torch.nn.Module):
+        def forward(self, clip: Tensor) -> Tensor:
+            return torch.linalg.svdvals(clip.mean((3, 4)))
+
+    with pytest.raises(ExportError, match=r"^torch.onnx cannot express .*svd[^\n]*$"):
+        ffn.export(Lacking(), tmp_path / "net.onnx", frames=4, size=8)
+
+
 def test_a_network_whose_trace_fixes_the_frames_is_refused(tmp_path: Path) -> None:
     class Fixed(torch.nn.Module):
         def forward(self, clip: Tensor) -> Tensor:
