@@ -74,12 +74,12 @@ def serve(
         # Before the networks are prepared: a port that another program uses ends the command.
         with _listen(host, port) as listening:
             predictors = {name: network.build_predictor(one) for one, name in names.items()}
-            from ffn.serve.web import Limits, Service
+            with _folder_of_the_page():
+                from ffn.serve.web import Limits, Service
 
-            limits = Limits(max_mib, max_frames, max_requests, timeout)
-            started = Service(predictors, limits=limits, workers=workers)
-            with started as service, _folder_of_the_page():
-                _run(service, listening, allowed_hosts, with_page=not no_page)
+                limits = Limits(max_mib, max_frames, max_requests, timeout)
+                with Service(predictors, limits=limits, workers=workers) as service:
+                    _run(service, listening, allowed_hosts, with_page=not no_page)
 
 
 def _run(
@@ -155,12 +155,15 @@ def _folder_of_the_page() -> Iterator[None]:
 
     Its own folder, ``gradio`` in that of temporary files, belongs to the user who ran it first.
     """
+    # Also Ctrl-C during an import removes the folder.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="ffn-page-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         try:
             yield
         finally:
             del os.environ["GRADIO_TEMP_DIR"]
+            signal.signal(signal.SIGINT, before)
 
 
 def _listen(host: str, port: int) -> socket.socket:

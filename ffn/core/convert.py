@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
@@ -78,7 +79,7 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     ranges = frame_ranges(trained_frames)
-    original, model = model, copy.deepcopy(model)
+    original, model = model, _copied(model)
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
     replace_all(model, {k: PrivateModules(m) for k, m in _copies(chosen, model, ranges).items()})
@@ -102,7 +103,7 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     """
     if not isinstance(model, FrameFlexible):
         raise ValueError(f"model is a {type(model).__name__}, not FrameFlexible; unwrap DDP first")
-    model = copy.deepcopy(model)
+    model = _copied(model)
     model.activate(frames)
     private = [module for module in model.modules() if isinstance(module, PrivateModules)]
     count = frames if frames in model.trained_frames else model.trained_frames[0]
@@ -110,6 +111,13 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
         module[str(count)].load_state_dict(module.active_module().state_dict())
     replace_all(model.model, {id(module): module[str(count)] for module in private})
     return model.model
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a network that keeps computed tensors, as old weight norms do."""
+    kept = tree_leaves([vars(module) for module in model.modules()])
+    computed = [x for x in kept if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module]:

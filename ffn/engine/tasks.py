@@ -112,6 +112,16 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
+    def logits(self, clip: Tensor) -> Tensor:
+        """Logits (B, K) of the model; ValueError if it returns something else."""
+        logits = self.model(clip)
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"the model returns {type(logits).__name__} in training; expected logits (B, K). "
+                "Switch its auxiliary classifiers off, or wrap it to return the logits alone"
+            )
+        return logits
+
     def forward(
         self, batch: dict[str, Any], backward: Callable[[Tensor], None] | None = None
     ) -> dict[str, Tensor]:
@@ -209,13 +219,13 @@ class FlexibleTask(Task):
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
         *small, largest = self.trained_frames
         clips, label = batch["clips"], batch["label"]
-        logits = self.model(clips[largest])
+        logits = self.logits(clips[largest])
         teacher = self.labels.log_probabilities(_float(logits.detach()))
         loss = self.labels.loss(logits, label, self.class_weights)
         yield f"{self.labels.loss_name}_{largest}", loss, largest, logits
 
         for frames in reversed(small):
-            logits = self.model(clips[frames])
+            logits = self.logits(clips[frames])
             name, loss = self.small_view_loss(logits, teacher, label)
             yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
 
@@ -288,7 +298,7 @@ class PlainTask(Task):
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
-        logits = self.model(batch["clips"][self.frames])
+        logits = self.logits(batch["clips"][self.frames])
         loss = self.labels.loss(logits, batch["label"], self.class_weights)
         yield f"{self.labels.loss_name}_{self.frames}", loss, self.frames, logits
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ffn.clips import check_clip
 from ffn.layers.classifier import check_resettable, init_classifier
@@ -51,19 +53,21 @@ class PerFrame(nn.Module):
         convs = (m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
         self.in_channels = next(convs, None)  # of the stem, for messages
 
-    def forward(self, clip: Tensor) -> Tensor:
+    def forward(self, clip: Tensor) -> Any:
         """Classify clips of any length.
 
         Args:
             clip: (B, C, T, H, W), normalized.
 
         Returns:
-            Logits (B, K).
+            Logits (B, K); if the network returns several tensors in a tuple, list or dict, as one
+            with auxiliary classifiers in training, the average of each, in the same structure.
 
         Raises:
-            ValueError: the clip does not have five dimensions, T is 0, or T and C are swapped.
+            ValueError: the clip does not have five dimensions, T is 0, T and C are swapped, or the
+                network returns an object of another kind.
         """
-        return self._run(self.net, clip).mean(1)
+        return tree_map(lambda x: x if x is None else x.mean(1), self._run(self.net, clip))
 
     def forward_features(self, clip: Tensor) -> Tensor:
         """The last feature maps: those of timm's ``forward_features``, for each frame.
@@ -86,16 +90,23 @@ class PerFrame(nn.Module):
 
         return x.unflatten(0, (-1, frames)).mean(1)  # (B, K)
 
-    def _run(self, function: Callable[[Tensor], Tensor], clip: Tensor) -> Tensor:
+    def _run(self, function: Callable[[Tensor], Any], clip: Tensor) -> Any:
         """The outputs (B, T, …) of a function for the frames (N, C, H, W) of all clips."""
         check_clip(clip, self.in_channels)
         frames = self.length.frames = clip.shape[2]
 
         images = rearrange(clip, "b c t h w -> (b t) c h w")
         restore = partial(setattr, self.length, "frames", frames)
-        x = run_restorably(function, images, restore)
+        outputs = run_restorably(function, images, restore)
 
-        return x.unflatten(0, (-1, frames))
+        def split(x: Tensor | None) -> Tensor | None:
+            if x is not None and not isinstance(x, Tensor):
+                name, kind = type(self.net).__name__, type(x).__name__
+                remedy = "wrap it in a module whose forward returns the tensor of logits"
+                raise ValueError(f"{name} returns {kind}, not logits (N, K); {remedy}")
+            return x if x is None else x.unflatten(0, (-1, frames))
+
+        return tree_map(split, outputs)
 
     @property
     def num_classes(self) -> int:

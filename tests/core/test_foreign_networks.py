@@ -227,3 +227,22 @@ def test_example_finds_what_does_not_run() -> None:
     assert all(module.training for module in model.modules())
     for norm in model.model.seen.values():  # the example did not change statistics
         assert int(norm.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_network_that_keeps_computed_tensors(norm: Callable) -> None:
+    """As these norms do, and a network that stores its features."""
+
+    class Keeping(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = [super().forward(x)]
+            return self.kept[0].mean((2, 3, 4))
+
+    network, clip = Keeping(norm(nn.Conv3d(3, 4, 1)), nn.BatchNorm3d(4)), torch.randn(2, 3, 4, 5, 5)
+    network.train()(clip)
+    flexible = convert(network.eval(), (2, 4), alter="none")
+
+    torch.testing.assert_close(flexible(clip), network(clip), rtol=0, atol=0)
+    torch.testing.assert_close(extract(flexible, 4)(clip), flexible(clip), rtol=0, atol=0)
+    assert flexible.model[0] is not network[0]

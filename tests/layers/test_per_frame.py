@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ffn.engine.tasks import PlainTask
 from ffn.layers import AlterationSite, PerFrame
 
 
@@ -33,3 +39,22 @@ def test_site_is_identity_without_entries() -> None:
     assert not site.state_dict()
     assert site.is_alteration_site
     assert (site.channels, site.channel_dim) == (4, 1)
+
+
+def test_auxiliary_outputs() -> None:
+    class Heads(nn.Module):
+        def __init__(self, kind: Callable[..., Any]) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def forward(self, images: Tensor) -> Any:
+            return self.kind(images.mean((2, 3)), images.amax((2, 3)))
+
+    clip = torch.randn(2, 3, 4, 5, 5)
+    pair = namedtuple("pair", ["logits", "other"])
+    logits, other = PerFrame(Heads(pair))(clip)
+    torch.testing.assert_close(logits, clip.mean((2, 3, 4)))
+    torch.testing.assert_close(other, clip.amax((3, 4)).mean(2))
+    for wrong, name in ((lambda *x: SimpleNamespace(x=x), "SimpleNamespace"), (pair, "pair")):
+        with pytest.raises(ValueError, match=f"returns {name}"):
+            PlainTask(PerFrame(Heads(wrong)), 4).logits(clip)
