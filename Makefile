@@ -43,7 +43,7 @@ quickstart: export OMP_NUM_THREADS = 1
 # last weights, not the best ones: test videos must not be used for a choice. The third network has the paper's
 # training at 4, 8 and 16 frames, in an earlier recipe, and ships with ffn.
 quickstart: $(READY)
-	$(BIN)/python -m ffn.datasets.synthetic data/motion --workers 2
+	$(BIN)/python -m ffn.datasets.synthetic data/motion
 	$(TRAIN) configs/quickstart/motion_plain_16.yaml log.output=$(RUN)/plain_16 train.epochs=$(EPOCHS)
 	$(TRAIN) configs/quickstart/motion_any_count.yaml log.output=$(RUN)/any_count train.epochs=$(EPOCHS) \
 		model.weights=$(RUN)/plain_16/last.pt

@@ -64,7 +64,7 @@ def test_an_installed_package_works_in_another_folder(wheel: Path, tmp_path: Pat
     found = subprocess.run([sys.executable, "-c", where], cwd=work, env=env, capture_output=True)
     assert Path(found.stdout.decode().strip()).is_relative_to(site)
     assert "quickstart/own_clips" in run("configs")
-    videos = ("--train-per-class=1", "--val-per-class=1")
+    videos = ("--clips-per-class", "1", "1")
     run("ffn.datasets.synthetic", "data/motion", *videos)
     options = ("train.epochs=1", "data.workers=0", "train.batch_size=4", "log.output=run")
     run("train", "quickstart/motion_flexible", *options)

@@ -149,13 +149,38 @@ def _encode(path: Path, video: np.ndarray) -> None:
         container.mux(stream.encode())
 
 
+def _command(
+    folder: Path,
+    *,
+    clips_per_class: tuple[int, int] = (80, 60),
+    size: int = 28,
+    frames: int = 40,
+    seed: int = 0,
+    workers: int = os.cpu_count() or 1,
+) -> None:
+    """Generate short videos of motions, with lists for training and testing.
+
+    Args:
+        folder: Where to write; it must be absent, empty, or hold the same data set.
+        clips_per_class: Videos for training and for testing.
+        size: Height and width in pixels, even.
+        frames: Frames per video.
+        seed: Seed of all randomness.
+        workers: Processes.
+    """
+    train, val = clips_per_class
+    options = {"size": size, "frames": frames, "seed": seed, "workers": workers}
+    generate(folder, train_per_class=train, val_per_class=val, **options)
+    print(f"{folder}: {len(CLASSES)} classes")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `python -m ffn.datasets.synthetic`; its options are those of `generate`."""
+    """Run `python -m ffn.datasets.synthetic`."""
     app = cyclopts.App("ffn.datasets.synthetic", result_action="return_value", version_flags=[])
-    app.default(generate)
+    app.default_parameter = cyclopts.Parameter(negative=())
+    app.default(_command)
     try:
-        if folder := app(arguments):
-            print(f"{folder}: {len(CLASSES)} classes")
+        app(arguments)
     except (OSError, ValueError) as error:
         sys.exit(f"ffn.datasets.synthetic: {explain(error)}")
 

@@ -11,7 +11,7 @@ from ffn.datasets.synthetic import CLASSES, draw, generate
 
 SMALL = {"train_per_class": 2, "val_per_class": 1, "size": 16, "frames": 6}
 ARGUMENTS = (
-    "--train-per-class=2", "--val-per-class=1", "--size=16", "--frames=6", "--seed=3",
+    "--clips-per-class", "2", "1", "--size=16", "--frames=6", "--seed=3",
 )  # fmt: skip
 
 
