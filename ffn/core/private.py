@@ -18,21 +18,16 @@ class ActiveCount(threading.local):
         # torch.compile loses what it sets on the local itself.
         self._state = {"count": count, "is_restored": False}
 
-    count = property(lambda self: self._state["count"], lambda self, n: self._set(n, False))
+    count = property(lambda self: self._state["count"], lambda self, n: self.set(n))
 
-    def restore(self, count: int) -> None:
-        """Set the count of a forward pass again, in its backward."""
-        self._set(count, True)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a backward runs, and has not restored the count of its forward pass."""
-        if compiler.is_compiling() or self._state["is_restored"]:
-            return False
-        return torch._C._current_graph_task_id() != -1
-
-    def _set(self, count: int, is_restored: bool) -> None:
+    def set(self, count: int, is_restored: bool = False) -> None:
+        """Set the count, of a new forward pass, or again in the backward of one."""
         self._state.update(count=count, is_restored=is_restored)
+
+    def is_lost(self) -> bool:
+        """Whether a backward runs, and has not set the count of its forward pass."""
+        is_known = compiler.is_compiling() or self._state["is_restored"]
+        return not is_known and torch._C._current_graph_task_id() != -1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActiveCount, (self.count,)  # copies and pickles have the count of this thread
@@ -59,7 +54,7 @@ class PrivateModules(nn.ModuleDict):
         """Run the active count's module."""
         if self.training and (count := str(self.selected.count)) not in self:
             raise ValueError(f"{count} frames are interpolated; train at {', '.join(self)}")
-        if self.selected.is_lost:
+        if self.selected.is_lost():
             cause = "activation checkpointing runs a part of the network without its frame count"
             raise RuntimeError(f"{cause}; pass tensors to it by position: checkpoint(part, x, …)")
         return self.active_module()(*args, **kwargs)

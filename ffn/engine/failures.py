@@ -29,10 +29,6 @@ class OutOfMemoryError(RuntimeError):
     """A batch does not fit into memory."""
 
 
-class UnusedLayerError(RuntimeError):
-    """A step did not use a layer that the first one used."""
-
-
 def explain_failure(error: BaseException, world: World, remedy: str) -> BaseException:
     """The error to report in place of one of torch, with its cause and the remedy; or itself.
 
@@ -41,11 +37,6 @@ def explain_failure(error: BaseException, world: World, remedy: str) -> BaseExce
     cause = str(error).partition("\n")[0][:200]
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return OutOfMemoryError(f"a batch needs more memory than there is: {remedy} ({cause})")
-    if cause.startswith("Expected to have finished reduction"):  # DDP, in the next step
-        return UnusedLayerError(
-            "a layer got a gradient in the first step and none in a later one; several processes "
-            "train such a network with train.views=sequential"
-        )
     from_backend = type(error) is RuntimeError and ("gloo" in str(error) or "NCCL" in str(error))
     if world.size > 1 and (from_backend or isinstance(error, dist.DistError)):
         return LostProcessError(
