@@ -52,7 +52,7 @@ CASES = (  # one of each kind
 
 def write(path, rng, codec, container, pixels, options, fault, rate=25, frames=40, rotation=0):
     """Write a video of a texture that moves, with a fault of its marks or its times."""
-    width, height = rng.choice([(128, 96), (176, 144)] + [(64, 48), (98, 66)] * (codec != "h263"))
+    width, height = rng.choice([(128, 96), (176, 144)] + [(64, 48), (100, 68)] * (codec != "h263"))
     if ("444" in pixels or "bgr" in pixels) and "flags" not in options:
         width, height = width - 1, height - 1
     texture = np.frombuffer(rng.randbytes(22 * 22 * 3), np.uint8).reshape(22, 22, 3)
