@@ -74,22 +74,21 @@ def serve(
         # Before the networks are prepared: a port that another program uses ends the command.
         with _listen(host, port) as listening:
             predictors = {name: network.build_predictor(one) for one, name in names.items()}
-            with _folder_of_the_page():
+            with _folder_of_the_page() as folder:
                 from ffn.serve.web import Limits, Service
 
                 limits = Limits(max_mib, max_frames, max_requests, timeout)
                 with Service(predictors, limits=limits, workers=workers) as service:
-                    _run(service, listening, allowed_hosts, with_page=not no_page)
+                    _run(service, listening, allowed_hosts, None if no_page else folder)
 
 
 def _run(
     service: Service,
     listening: socket.socket,
     hosts: Sequence[str] | None,
-    *,
-    with_page: bool,
+    folder: str | None,
 ) -> None:
-    """Answer requests until a signal comes."""
+    """Answer requests until a signal comes; with a page if there is a folder for its files."""
     import uvicorn
 
     from ffn.serve.web import bounded_protocol, create_app, mount_page
@@ -105,11 +104,11 @@ def _run(
     local = ipaddress.ip_address(host).is_loopback
     host = f"[{host}]" if ":" in host else host
     app = create_app(service, hosts=(*LOOPBACK, host, *(hosts or ())) if hosts or local else ("*",))
-    if with_page:
-        mount_page(app, service)
+    if folder:
+        mount_page(app, service, folder)
     address = f"http://{host}:{port}"
     networks = ", ".join(f"{name} ({one.network})" for name, one in service.predictors.items())
-    page = f"page      {address}/\n" if with_page else ""
+    page = f"page      {address}/\n" if folder else ""
     print(
         f"networks  {networks}\n{page}"
         f"endpoint  {address}/api/predict, described at {address}/docs\n"
@@ -150,7 +149,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _folder_of_the_page() -> Iterator[None]:
+def _folder_of_the_page() -> Iterator[str]:
     """Where gradio keeps files of the page, until the end.
 
     Its own folder, ``gradio`` in that of temporary files, belongs to the user who ran it first.
@@ -158,9 +157,9 @@ def _folder_of_the_page() -> Iterator[None]:
     # Also Ctrl-C during an import removes the folder.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="ffn-page-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
+        os.environ["GRADIO_TEMP_DIR"] = folder  # before gradio is imported
         try:
-            yield
+            yield folder
         finally:
             del os.environ["GRADIO_TEMP_DIR"]
             signal.signal(signal.SIGINT, before)

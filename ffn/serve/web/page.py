@@ -13,7 +13,6 @@ import anyio
 import gradio as gr
 from fastapi import FastAPI, HTTPException
 from gradio import processing_utils
-from gradio.utils import get_upload_folder
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,7 +37,7 @@ ROUTES = re.compile(
 FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 
 
-def mount_page(app: FastAPI, service: Service) -> FastAPI:
+def mount_page(app: FastAPI, service: Service, folder: str | None = None) -> FastAPI:
     """Add the page of a service to its endpoint, at `PATH`.
 
     From then on, gradio opens no addresses in this process: a request may name one in place of an
@@ -47,6 +46,7 @@ def mount_page(app: FastAPI, service: Service) -> FastAPI:
     Args:
         app: the endpoint.
         service: answers.
+        folder: that gradio alone uses; its oldest files are removed for new ones.
     """
     processing_utils.async_ssrf_protected_get = _refuse_address
     page = build_page(service)
@@ -67,11 +67,11 @@ def mount_page(app: FastAPI, service: Service) -> FastAPI:
         pwa=False,
     )
     mounted = app.routes[-1]
-    mounted.app = _bound(mounted.app, service)
+    mounted.app = _bound(mounted.app, service, folder)
     return app
 
 
-def _bound(page: ASGIApp, service: Service) -> ASGIApp:
+def _bound(page: ASGIApp, service: Service, folder: str | None) -> ASGIApp:
     """Bound what gradio does not: its routes, the bodies of requests, and the uploaded files."""
     limits = service.limits
 
@@ -86,7 +86,9 @@ def _bound(page: ASGIApp, service: Service) -> ASGIApp:
             await page(scope, receive, send)
             return
         with service.place(), suppress(ClientDisconnect):
-            await anyio.to_thread.run_sync(_make_room, limits.max_requests * limits.max_mib * 2**20)
+            if folder:
+                space = limits.max_requests * limits.max_mib * 2**20
+                await anyio.to_thread.run_sync(_make_room, Path(folder), space)
             with anyio.move_on_after(limits.timeout):
                 await page(scope, receive, send)
                 return
@@ -95,10 +97,10 @@ def _bound(page: ASGIApp, service: Service) -> ASGIApp:
     return answer
 
 
-def _make_room(space: float) -> None:
-    """Remove the oldest files of the page beyond so many bytes."""
+def _make_room(folder: Path, space: float) -> None:
+    """Remove the oldest files of a folder beyond so many bytes."""
     with suppress(FileNotFoundError):  # gradio removes files, too
-        files = [path for path in Path(get_upload_folder()).rglob("*") if path.is_file()]
+        files = [path for path in folder.rglob("*") if path.is_file()]
         for path in sorted(files, key=os.path.getmtime, reverse=True):
             space -= path.stat().st_size
             if space < 0:
