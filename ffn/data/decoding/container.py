@@ -14,8 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from operator import eq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -225,12 +224,12 @@ def read_timeline(
     times, keyframe_times, open_gop = None, np.empty(0, dtype=np.int64), False
     in_doubt = False
     if not not_seekable:
-        packets, not_seekable = _shown_packets(path, container, stream)
+        shown, is_keyframe, not_seekable = _shown_packets(path, container, stream)
     if not not_seekable:
-        times = np.sort([packet.time for packet in packets])
-        keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
-        open_gop = _has_open_group(packets)
-        in_doubt = context.has_b_frames and all(map(eq, times, (p.time for p in packets)))
+        times, starts = np.sort(shown), shown[is_keyframe]
+        keyframe_times = np.sort(starts)
+        open_gop = bool((shown < starts[is_keyframe.cumsum() - 1]).any())
+        in_doubt = context.has_b_frames and np.array_equal(times, shown)
     elif count:
         times = _decode_times(path)
     return Timeline(
@@ -246,14 +245,6 @@ def read_timeline(
         container=names,
         codec=context.codec.canonical_name,
     )
-
-
-class _Packet(NamedTuple):
-    """The fields of a packet that a timeline needs, without its bytes."""
-
-    time: int | None
-    is_keyframe: bool
-    is_corrupt: bool
 
 
 def _check_not_truncated(
@@ -282,44 +273,36 @@ def _unseekable_format(container: str, codec: str) -> str:
 
 def _shown_packets(
     path: str, container: av.container.InputContainer, stream: av.VideoStream
-) -> tuple[list[_Packet], str]:
-    """The packets of shown frames in decoding order, and why the file is not seekable, or ""."""
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Times of the packets of shown frames in decoding order, and which are keyframes, (N,) each.
+
+    The third value is why the file is not seekable, or "".
+    """
     import av
 
-    packets, most = [], VIDEO_FRAMES.value
+    times, marks, reason, most = [], [], "", VIDEO_FRAMES.value
     try:
         for packet in container.demux(stream):
             if packet.has_sidedata("encryption_info"):
                 raise VideoError(path, ENCRYPTED)
             if packet.size and not packet.is_discard:
-                packets.append(_Packet(packet.pts, packet.is_keyframe, packet.is_corrupt))
-            if len(packets) > most:
-                raise VideoError(path, VIDEO_FRAMES.refusal(len(packets)))
+                times.append(packet.pts)
+                marks.append(packet.is_keyframe)
+                reason = "a packet is damaged" if packet.is_corrupt else reason
+            if len(times) > most:
+                raise VideoError(path, VIDEO_FRAMES.refusal(len(times)))
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        return packets, f"reading its packets fails ({ffmpeg_message(error)})"
-    times = [packet.time for packet in packets]
-    if None in times or len(set(times)) < len(times):
-        return packets, "packets without a time, or with the same time"
-    if any(packet.is_corrupt for packet in packets):
-        return packets, "a packet is damaged"
-    if not packets or not packets[0].is_keyframe:
-        return packets, "it does not start with a keyframe"
-    before = keyframe = packets[0].time  # the last keyframe, and the one before
-    for packet in packets:
-        if packet.is_keyframe:
-            before, keyframe = keyframe, packet.time
-        if packet.time < before:
-            return packets, "its times restart, or it starts within a group of pictures"
-    return packets, ""
-
-
-def _has_open_group(packets: list[_Packet]) -> bool:
-    keyframe = packets[0].time
-    for packet in packets:
-        keyframe = packet.time if packet.is_keyframe else keyframe
-        if packet.time < keyframe:
-            return True
-    return False
+        reason = f"reading its packets fails ({ffmpeg_message(error)})"
+    shown, is_keyframe = np.array(times), np.array(marks, dtype=bool)
+    if None in times or len({*times}) < len(times):
+        reason = reason or "packets without a time, or with the same time"
+    elif not any(marks[:1]):
+        reason = reason or "it does not start with a keyframe"
+    else:
+        before = np.maximum(is_keyframe.cumsum() - 2, 0)  # the group of pictures before
+        if (shown < shown[is_keyframe][before]).any():
+            reason = reason or "its times restart, or it starts within a group of pictures"
+    return shown, is_keyframe, reason
 
 
 def _decode_times(path: str) -> np.ndarray:

@@ -7,11 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ffn.data.decoding.container import (
-    decode_frames,
-    open_container,
-    to_rgb,
-)
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import VideoError
 
@@ -42,7 +37,7 @@ class DecordDecoder(PyAVDecoder):
             self._reader = self._open()
             if len(self._reader) != len(self):
                 reason = f"it counts {len(self._reader)} of {len(self)}"
-            elif not np.array_equal(self._images([0])[0], self._first()):
+            elif not np.array_equal(self._images([0])[0], super()._images([0])[0]):
                 reason = "other pixels than those of PyAV, as of mirrored videos"
         if reason:
             raise VideoError(path, f"decord may return wrong frames ({reason}); use decoder auto")
@@ -67,11 +62,6 @@ class DecordDecoder(PyAVDecoder):
         if "mov" in timeline.container and timeline.header_frames != len(timeline):
             return "fragmented file, or frames that are not shown"
         return ""
-
-    def _first(self) -> np.ndarray:
-        """The first frame, decoded by PyAV."""
-        with open_container(self.path) as container:
-            return to_rgb(next(decode_frames(self.path, container)))
 
     def _has_true_keyframes(self) -> bool:
         """Whether decoding can start at each frame that the container marks as a keyframe."""

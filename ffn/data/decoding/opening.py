@@ -8,8 +8,11 @@ descriptor.
 from __future__ import annotations
 
 import os
-import struct
-from typing import TYPE_CHECKING, BinaryIO
+import stat
+from collections.abc import Callable
+from functools import partial
+from struct import unpack
+from typing import TYPE_CHECKING
 
 from ffn.data.decoding.video import VideoError
 from ffn.limits import FRAME_PIXELS, VIDEO_FRAMES
@@ -41,11 +44,13 @@ def open_local(path: str) -> av.container.InputContainer:
     Raises:
         VideoError: if it is not a regular file, not a video, or exceeds a limit.
     """
-    if not os.path.exists(path):
-        raise VideoError(path, "no such file or folder")
-    if not os.path.isfile(path):
+    try:
+        info = os.stat(path)
+    except (OSError, ValueError):
+        raise VideoError(path, "no such file or folder") from None
+    if not stat.S_ISREG(info.st_mode):
         raise VideoError(path, "not a regular file")
-    if os.path.getsize(path) == 0:
+    if info.st_size == 0:
         raise VideoError(path, "the file is empty (0 bytes)")
     import av  # not at import: only decoding needs it
 
@@ -55,10 +60,12 @@ def open_local(path: str) -> av.container.InputContainer:
         "max_pixels": str(FRAME_PIXELS.value),
     }
     try:
-        with open(path, "rb") as file:
-            if refusal := _samples_refusal(file):
+        with open(path, "rb", buffering=0) as file:
+            # FFmpeg fills a table of as many entries as a number in the file says. Any sample has a
+            # byte of the file, but for compressed sound of old QuickTime.
+            count = _count_samples(partial(os.pread, file.fileno()), info.st_size)
+            if count > info.st_size and (refusal := VIDEO_FRAMES.refusal(count)):
                 raise VideoError(path, refusal)
-            os.lseek(file.fileno(), 0, os.SEEK_SET)  # behind the buffer
             options["fd"] = str(file.fileno())  # is duplicated
             return av.open("fd:", metadata_errors="ignore", options=options)
     except av.error.ArgumentError:
@@ -73,31 +80,27 @@ def ffmpeg_message(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-def _samples_refusal(file: BinaryIO) -> str:
-    """Why FFmpeg may not read the sample tables of an mp4 or mov file; empty if it may.
+def _count_samples(read: Callable[[int, int], bytes], end: int, depth: int = 0) -> int:
+    """The sum of the numbers of samples in the tables of the boxes of an mp4 or mov file.
 
-    It fills a table of as many entries as a number in the file says. Any sample has a byte of the
-    file, but for compressed sound of old QuickTime.
+    Args:
+        read: Bytes of the boxes, of a length from a position on.
+        end: Where the boxes end; bytes behind it may follow.
+        depth: Number of boxes around them.
     """
-    size = os.fstat(file.fileno()).st_size
-    count = _count_samples(file, 0, size)
-    return VIDEO_FRAMES.refusal(count) if count > size else ""
-
-
-def _count_samples(file: BinaryIO, start: int, end: int, depth: int = 0) -> int:
-    """The sum of the numbers of samples in the tables of the boxes between two positions."""
-    total = 0
+    total, start = 0, 0
     while start + 8 <= end and depth < len(_PARENTS):
-        file.seek(start)
-        size, kind = struct.unpack(">I4s", file.read(8))
-        if size == 1:
-            size = int.from_bytes(file.read(8), "big")
-        content, start = file.tell(), start + (size or end - start)
+        size, kind, larger = unpack(">I4sQ", bytes(read(16, start)).ljust(16, b"\0"))
+        head, size = (16, larger) if size == 1 else (8, size or end - start)
+        content, start = start + head, start + size
         if start < content:
             break
         if kind in _PARENTS:
-            total += _count_samples(file, content, min(start, end), depth + 1)
+            inside = memoryview(read(min(start, end) + 16 - content, content))
+            total += _count_samples(
+                lambda count, at, data=inside: data[at : at + count],
+                *(min(start, end) - content, depth + 1),
+            )
         elif kind in _COUNTS:
-            file.seek(content + _COUNTS[kind])
-            total += int.from_bytes(file.read(4), "big")
+            total += int.from_bytes(read(4, content + _COUNTS[kind]), "big")
     return total
