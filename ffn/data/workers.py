@@ -9,11 +9,12 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,13 +129,13 @@ def start_forkserver() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def kill_workers() -> None:
-    """End this process's workers at once; for the end of a program.
+def kill_workers(but: Collection[BaseProcess]) -> None:
+    """End this process's workers at once, but not others; for the end of a program.
 
     At its end, Python waits without limit for a worker that is stopped, or that waits for a disk.
     """
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise for each
-    workers = multiprocessing.active_children()
+    workers = [worker for worker in multiprocessing.active_children() if worker not in but]
     for worker in workers:
         worker.kill()
     for worker in workers:

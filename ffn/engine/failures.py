@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import traceback
@@ -67,11 +68,12 @@ def processes(
         process exits: with `EXIT_FAILED` for an error with a message for the user, else 1.
     """
     world = init_distributed(2 * data_timeout or UNLIMITED, device)
+    others = multiprocessing.active_children()
     try:
         with watching():
             yield world
     except BaseException as raised:
-        kill_workers()
+        kill_workers(but=others)
         error = explain_failure(raised, world, remedy)
         if world.size == 1:
             if error is raised:
