@@ -101,6 +101,11 @@ def make_writable(folder: Path) -> None:
     attempt.unlink(missing_ok=True)  # ids of processes on other machines may be equal
 
 
+def home() -> Path:
+    """The folder of downloads: the environment variable ``FFN_HOME``, or ``~/.cache/ffn``."""
+    return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
+
+
 def shipped(folder: str) -> Path:
     """A folder that ships with ffn, such as "configs", of an installed package or a checkout."""
     package = Path(__file__).resolve().parent

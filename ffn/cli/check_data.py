@@ -113,17 +113,10 @@ def _write(
     folder = os.path.join(root, "")
     paths = [record.path.removeprefix(folder) for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
-    report = [
-        (
-            path,
-            f.status,
-            record.frames,
-            f.frames,
-            "" if f.seconds is None else f"{f.seconds:.3f}",
-            f.cause,
-        )
-        for path, record, f in pairs
-    ]
+    report = []
+    for path, record, f in pairs:
+        seconds = "" if f.seconds is None else f"{f.seconds:.3f}"
+        report.append((path, f.status, record.frames, f.frames, seconds, f.cause))
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
     write_csv(output / "report.csv", [header, *report])
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)

@@ -95,8 +95,7 @@ def _check(
 def _decode(record: Record, frames: int | None, pattern: str) -> tuple[str, str, int]:
     """Status, cause and frames of a video that decodes."""
     is_file = not os.path.isdir(record.path)
-    if frames is None and is_file:
-        probe(record.path, decode_all=True)
+    facts = probe(record.path, decode_all=frames is None) if is_file else None
     video = open_video(record.path, pattern=pattern)
     count = len(video)
     if record.start is not None or record.end is not None:
@@ -108,9 +107,7 @@ def _decode(record: Record, frames: int | None, pattern: str) -> tuple[str, str,
             video.read(range(first, min(first + 64, count)))
     if record.frames is not None and record.frames != count:
         return "count", f"{record.frames} frames listed, {count} decoded", count
-    if is_file:
-        facts = probe(record.path)
-        actual, header = facts.duration, facts.header_duration
-        if actual < SHORT * header and facts.frames > 1:
-            return "short", f"lasts {actual:.1f} s; its header has {header:.1f} s", count
+    if facts and facts.frames > 1 and facts.duration < SHORT * facts.header_duration:
+        lasts = f"lasts {facts.duration:.1f} s; its header has {facts.header_duration:.1f} s"
+        return "short", lasts, count
     return "ok", "", count

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from ffn.files import write_text
+from ffn.files import home, write_text
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import refuse_web_page
 
@@ -21,11 +21,6 @@ CHUNK = 1 << 20  # bytes
 _DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com")
 
 _log = logging.getLogger(__name__)
-
-
-def home() -> Path:
-    """The folder of downloads: the environment variable ``FFN_HOME``, or ``~/.cache/ffn``."""
-    return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
 def is_offline() -> bool:

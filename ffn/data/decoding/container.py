@@ -283,7 +283,7 @@ def _shown_packets(
     times, marks, reason, most = [], [], "", VIDEO_FRAMES.value
     try:
         for packet in container.demux(stream):
-            if packet.has_sidedata("encryption_info"):
+            if packet.is_keyframe and packet.has_sidedata("encryption_info"):
                 raise VideoError(path, ENCRYPTED)
             if packet.size and not packet.is_discard:
                 times.append(packet.pts)

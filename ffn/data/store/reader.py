@@ -21,6 +21,7 @@ from ffn.data.store.layout import (
     sha256_of,
 )
 from ffn.data.store.video import StoredVideo
+from ffn.files import home
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Clip._fields)
 
@@ -54,7 +55,8 @@ class ClipStore:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path, self.root = os.fspath(path).rstrip("/"), root
-        self._files = Files(self.path, _cache_folder(self.path) if cache is None else Path(cache))
+        own = home() / "stores" / hashlib.sha256(self.path.encode()).hexdigest()[:16]
+        self._files = Files(self.path, own if cache is None else Path(cache))
         self.manifest = Manifest.parse(self._files.manifest(), f"{self.path}/store.json")
         try:
             self._index = self._files.path(self.manifest.index, self.manifest.sha256)
@@ -155,8 +157,3 @@ class ClipStore:
             f"is not in the store {self.path}; check that data.root is the root used for packing, "
             "or pack again, which adds what is missing"
         )
-
-
-def _cache_folder(address: str) -> Path:
-    home = Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
-    return home / "stores" / hashlib.sha256(address.encode()).hexdigest()[:16]
