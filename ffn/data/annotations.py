@@ -215,11 +215,11 @@ def _numbered(
 
 
 def _numbers_in(names: Sequence[str]) -> dict[int, int]:
-    """Places of class names by their own numbers, if all have one, as "1 Archery", "2 Biking"."""
-    for form in (r"([0-9]{1,9})[\W_].*", r".*[\W_]([0-9]{1,9})"):
+    """Places of class names by their own numbers from 0 or 1, as "1 Archery", "2 Biking"."""
+    for form in (r"\W*([0-9]{1,9})[\W_].*", r".*?([0-9]{1,9})\W*"):
         found = [re.fullmatch(form, name) for name in names]
         numbers = {int(match[1]): place for place, match in enumerate(found) if match}
-        if len(numbers) == len(names):
+        if {*numbers} in ({*range(len(names))}, {*range(1, len(names) + 1)}):
             return numbers
     return {}
 

@@ -153,7 +153,8 @@ def test_labels_beside_class_names_with_numbers_are_not_shifted(write):
         (["A\t1", "B\t2", "C\t3"], "2 0", None),
         (["01-A", "02-B"], "1 0", None),
         (["0 A", "1 B", "2 C"], "1 2", [1, 2]),
-        (["100 m", "200 m", "400 m"], "0 2", [0, 2]),
+        (["A1", "B2", "C3"], "1 2", None),
+        ([f"size {10 * i}" for i in range(12)], "10 0", [10, 0]),
         (["1 A", "B", "C"], "1 2", [1, 2]),
     ):
         text = "".join(f"v{i}.mp4 {label}\n" for i, label in enumerate(labels.split()))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -15,7 +18,7 @@ from video_fixtures import shade
 
 from ffn.data import VideoError, open_video, probe
 from ffn.data.decoding import container
-from ffn.data.decoding.clock import ascending
+from ffn.data.decoding.clock import ascending, joined
 
 X264 = {"g": "8", "bf": "3"}
 FORMATS = {
@@ -131,7 +134,6 @@ def test_time_range_is_half_open(write_video, tmp_path):
 
 def write_audio(path, streams=()):
     """A sound, with one-color pictures in streams of these dispositions."""
-    import av
 
     with av.open(str(path), "w") as output:
         sound = output.add_stream("aac", rate=16000)
@@ -162,6 +164,14 @@ def test_times_ascend():
     assert missing.tolist() == [10, 15, 20, 22.5, 25, 30]
     assert ascending([None] * 3, 4).tolist() == [0, 4, 8]
     assert ascending([7, 7], 0).tolist() == [7, 7]  # of unknown rate
+
+
+def test_gaps_that_are_no_jumps_stay():
+    slides, reordered = [0, 12, 24, 36], [0, 1, 2, 17, 16, 18]
+    for dts, pts in ((slides, slides), ([-1, 0, 1, 2, 16, 17], reordered)):
+        packets = [SimpleNamespace(dts=d, pts=p) for d, p in zip(dts, pts, strict=True)]
+        shown = joined(packets, av.ContainerFormat("mpegts"), Fraction(1))
+        assert [packet.pts for packet in shown] == pts
 
 
 def test_errors_name_file_and_cause(tmp_path):

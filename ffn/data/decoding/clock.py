@@ -12,7 +12,8 @@ import numpy as np
 if TYPE_CHECKING:
     import av
 
-LONGEST_GAP = 10  # seconds; in a format whose clock may jump, a longer gap is a jump
+# Seconds; in a format whose clock may jump, a longer gap is a jump, unless all are as long.
+LONGEST_GAP = 10
 
 
 def may_jump(format: av.ContainerFormat) -> bool:
@@ -38,17 +39,20 @@ def joined(
 
     is_raw = format.name == "avi" or format.flags & Flags.no_timestamps.value
     longest_gap = LONGEST_GAP / time_base if may_jump(format) else math.inf
-    last, step, newest, offset = None, 1, 0, 0
+    last, step, newest, offset = None, math.inf, 0, 0
     for packet in packets:
         if is_raw:
             packet.pts = packet.dts
         if packet.dts is not None:
             pts = packet.dts if packet.pts is None else packet.pts
             clock = min(packet.dts, pts)  # behind a restart, FFmpeg may continue the former
-            if last is not None and not -step <= clock - last <= longest_gap:
+            gap = 0 if last is None else clock - last
+            if gap < -step:
                 offset = newest + step - pts
-            elif last is not None and clock > last:
-                step = clock - last
+            elif gap > max(longest_gap, 2 * step):  # times of presentation may be there before
+                offset = min(offset, newest + step - pts)
+            elif gap > 0:
+                step = gap
             last = clock
             packet.dts += offset
         if packet.pts is not None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
 
+NO_FRAME_BYTES = 19  # of an MPEG-4 packet at most, that only repeats the frame before it
+
 # Metadata that encrypted videos have in mkv and webm, and in wmv.
 KEYS = {"enc_key_id", "ASF_Protection_Type"}
 ENCRYPTED = "encrypted, which is not read; decrypt it with the program that has its key"
@@ -289,6 +291,8 @@ def _shown_packets(
                 times.append(packet.pts)
                 marks.append(packet.is_keyframe)
                 reason = "a packet is damaged" if packet.is_corrupt else reason
+                if packet.size <= NO_FRAME_BYTES and stream.codec_context.name == "mpeg4":
+                    reason = "a packet without a frame"
             if len(times) > most:
                 raise VideoError(path, VIDEO_FRAMES.refusal(len(times)))
     except (av.error.FFmpegError, OSError, ValueError) as error:
