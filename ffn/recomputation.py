@@ -48,7 +48,8 @@ def _restored_before_use(restore: Callable[[], None]) -> AbstractContextManager[
     outer = torch._C._autograd._top_saved_tensors_default_hooks(False)  # as of save_on_cpu
 
     def pack(x: Tensor) -> tuple[Any, int]:
-        return outer[0](x) if outer else x, x._version
+        # An output of a node that refers to its node is never freed without a backward.
+        return outer[0](x) if outer else x.detach(), x._version
 
     def unpack(saved: tuple[Any, int]) -> Tensor:
         restore()

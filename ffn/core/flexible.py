@@ -62,7 +62,7 @@ class FrameFlexible(nn.Module):
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
         self.activate(active)
-        return run_restorably(run or self.model, clip, partial(self.selected.set, active, True))
+        return run_restorably(run or self.model, clip, partial(self.selected.set, active))
 
     def forward_features(self, clip: Tensor, active: int | None = None) -> Any:
         """The network's ``forward_features``, in the sub-network that ``forward`` runs."""

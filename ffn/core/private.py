@@ -16,21 +16,24 @@ class ActiveCount(threading.local):
 
     def __init__(self, count: int) -> None:
         # torch.compile loses what it sets on the local itself.
-        self._state = {"count": count, "is_restored": False}
+        self._state = {"count": count, "in_backward": False}
 
     count = property(lambda self: self._state["count"], lambda self, n: self.set(n))
 
-    def set(self, count: int, is_restored: bool = False) -> None:
-        """Set the count, of a new forward pass, or again in the backward of one."""
-        self._state.update(count=count, is_restored=is_restored)
+    def set(self, count: int) -> None:
+        """Set the count, of a forward pass, or again in the backward of one."""
+        self._state.update(count=count, in_backward=_runs_backward())
 
     def is_lost(self) -> bool:
-        """Whether a backward runs, and has not set the count of its forward pass."""
-        is_known = compiler.is_compiling() or self._state["is_restored"]
-        return not is_known and torch._C._current_graph_task_id() != -1
+        """Whether a backward runs, and the count has not been set in one."""
+        return _runs_backward() and not self._state["in_backward"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActiveCount, (self.count,)  # copies and pickles have the count of this thread
+
+
+def _runs_backward() -> bool:
+    return not compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class PrivateModules(nn.ModuleDict):

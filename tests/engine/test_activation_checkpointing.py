@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -258,20 +259,26 @@ def again(block: Callable, clip: Tensor) -> Tensor:
 
 
 def by_keyword(block: Callable, clip: Tensor) -> Tensor:
-    return checkpoint(block, x=clip, use_reentrant=False)
+    return checkpoint(lambda x: block(x), x=clip, use_reentrant=False)
 
 
 def reentrant(block: Callable, clip: Tensor) -> Tensor:
     return checkpoint(lambda x: checkpoint(block, x, use_reentrant=True), clip, use_reentrant=True)
 
 
-def gradients(read: Callable, wrap: Callable = Tensor.clone, run: Callable = again) -> list[Tensor]:
+def once(block: Callable, clip: Tensor) -> Tensor:
+    return block(clip)
+
+
+def gradients(
+    read: Callable, wrap: Callable = Tensor.clone, run: Callable = again, whole: Callable = once
+) -> list[Tensor]:
     """Of the weights, for a loss of two clips of other lengths, the shorter one last."""
     torch.manual_seed(0)
     model, loss = convert(Foreign(wrap, run), (2, 4), alter="none"), 0.0
     nn.init.constant_(model.model.norm["2"].weight, 3.0)  # the sub-networks differ
     for frames in (4, 2):
-        outputs = model(torch.randn(2, 3, frames, 4, 4))
+        outputs = whole(model, torch.randn(2, 3, frames, 4, 4, requires_grad=True))
         loss = loss + read(outputs, model.model).square().sum()
     loss.backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
@@ -290,7 +297,7 @@ def gradients(read: Callable, wrap: Callable = Tensor.clone, run: Callable = aga
 def test_a_foreign_network_gets_its_gradients(
     wrap: Callable, read: Callable, run: Callable
 ) -> None:
-    expected = gradients(read, wrap, lambda block, clip: block(clip))
+    expected = gradients(read, wrap, once)
 
     found = gradients(read, wrap, run)
 
@@ -299,9 +306,24 @@ def test_a_foreign_network_gets_its_gradients(
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.parametrize("whole", [again, by_keyword, reentrant])
+def test_a_whole_network_runs_again(whole: Callable) -> None:
+    expected = gradients(lambda o, _: o, run=once)
+    found = gradients(lambda o, _: o, run=once, whole=whole)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_a_part_whose_count_is_unknown() -> None:
     with pytest.raises(RuntimeError, match="without its frame count"):
         gradients(lambda _, network: network.kept, Tensor.detach, by_keyword)
+
+
+def test_a_forward_pass_without_a_backward_is_freed() -> None:
+    output = run_restorably(torch.exp, torch.ones(2, requires_grad=True), lambda: None)
+    reference = weakref.ref(output)
+    del output
+    assert reference() is None
 
 
 def test_in_place_changes_are_found() -> None:
