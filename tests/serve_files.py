@@ -60,10 +60,14 @@ def save_network(
 
 
 def write_video(path: Path, frames: np.ndarray, rate: int, codec: str = "libx264rgb") -> Path:
-    """Lossless frames (T, H, W, 3), `rate` per second."""
-    lossless = {"libx264rgb": ("rgb24", {"qp": "0"}), "ffv1": ("bgr0", {})}
+    """Frames (T, H, W, 3), `rate` per second; lossless but for libx264."""
+    formats = {
+        "libx264rgb": ("rgb24", {"qp": "0"}),
+        "ffv1": ("bgr0", {}),
+        "libx264": ("yuv420p", {}),
+    }
     with av.open(str(path), "w") as output:
-        pix_fmt, options = lossless[codec]
+        pix_fmt, options = formats[codec]
         stream = output.add_stream(codec, rate=rate, options=options)
         stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pix_fmt
         for frame in frames:
@@ -117,12 +121,14 @@ def ask(address: str, *request: object) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
+UPLOAD = "/gradio_api/upload"
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+PART = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.mp4"\r\n\r\n%b\r\n'
+
+
 def upload(address: str, video: Path) -> bytes:
     """Upload a video as the page's scripts do; returns the paths as JSON."""
-    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.mp4"\r\n\r\n'
-    form = {"Content-Type": "multipart/form-data; boundary=x"}
-    body = head + video.read_bytes() + b"\r\n--x--\r\n"
-    return ask(address, "POST", "/gradio_api/upload", body, form).read()
+    return ask(address, "POST", UPLOAD, PART % video.read_bytes() + b"--x--\r\n", FORM).read()
 
 
 def ask_the_page(address: str, *data: object) -> dict:

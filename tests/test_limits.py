@@ -173,13 +173,3 @@ def test_networks_larger_than_their_weights(tmp_path: Path) -> None:
         with pytest.raises(WeightsError, match=message):
             ffn.load(path)
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KB
-
-
-def test_record_with_aliases(tmp_path: Path) -> None:
-    """Nine lists of nine aliases each stand for 9**9 values."""
-    lines = ["versions:", "  a: &a [x, x, x, x, x, x, x, x, x]"]
-    for name, before in zip("bcdefghi", "abcdefgh", strict=True):
-        lines.append(f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
-    path = weights(tmp_path, yaml.safe_dump(record()) + "\n".join(lines))
-    with pytest.raises(WeightsError, match=r"an alias \(\*name\)"):
-        ffn.load(path)

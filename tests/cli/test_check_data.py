@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from tables import read_csv as rows
 
 from ffn.cli import main
 from ffn.data import read_annotations
@@ -20,10 +21,6 @@ def videos(tmp_path: Path) -> Path:
     with (folder / "val.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     return folder
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open()))
 
 
 def test_report_exclusions_and_corrected_index(videos: Path, capsys: pytest.CaptureFixture) -> None:

@@ -31,6 +31,9 @@ def test_fit_and_predict(here: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     video = next((here / "data/motion").rglob("*.mp4"))
     assert main(["predict", str(video), "--weights", WEIGHTS, "--early-exit", str(path)]) == 0
     assert "early exit" in capsys.readouterr().out
+    beside = ["--weights", "tsm_tiny.motion_any_f2_20", "--frames", "early_exit"]  # which has one
+    assert main(["predict", str(video), *beside]) == 0
+    assert "early exit after " in capsys.readouterr().out
 
     for more, named in (
         (["--output", str(path)], "--overwrite"),

@@ -1,11 +1,9 @@
-"""The live command: formats, the log, and refused options."""
+"""The live command: formats, and an example that runs it."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -60,19 +58,13 @@ def test_text_has_a_line_per_change_of_the_label(capsys, weights, video) -> None
 
 
 @pytest.mark.slow
-def test_ctrl_c(weights, video) -> None:
-    words = [video, "--weights", weights, "--repeat", "--step", "0.5", "--frames", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ffn", "live", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        text=True,
+def test_the_example_of_a_load(tmp_path) -> None:
+    """Of 12 s of video, for 6 s; other processes run in the middle."""
+    example = [sys.executable, ROOT / "examples/live_under_load.py", "--folder", tmp_path]
+    done = subprocess.run(
+        [*example, "--minutes", "0.2"], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False
     )
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-
-    assert process.returncode == 130
-    assert re.match(r"0:00:0\d\.\d  (up|down|still)  \d+%  ", first)
-    assert re.search(r"ffn live: .* 0 answers skipped", err)
+    assert done.returncode == 0
+    found = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()]
+    assert {answer["frames"] for answer in found} <= {4, 8, 16}
+    assert 10 < found[-1]["time"] <= 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from multi_label_videos import CLASSES, write_multi_label_videos
 from sklearn.metrics import average_precision_score
+from tables import read_csv
 
 import ffn
 from ffn.cli import main
@@ -59,8 +59,8 @@ def tested(root: Path, best: str) -> Path:
 
 
 def labels_of_list(root: Path) -> list[list[bool]]:
-    with (root / "val.csv").open(newline="") as file:
-        return [[c in row["labels"].split("|") for c in CLASSES] for row in csv.DictReader(file)]
+    rows = read_csv(root / "val.csv")
+    return [[c in row["labels"].split("|") for c in CLASSES] for row in rows]
 
 
 def test_a_network_learns_and_is_tested(root: Path, best: str, tested: Path, capsys) -> None:
@@ -73,8 +73,8 @@ def test_a_network_learns_and_is_tested(root: Path, best: str, tested: Path, cap
         expected = 100 * average_precision_score(label, kept.logits[row.frames], average="macro")
         assert row.score == pytest.approx(expected)
         assert row.score > 75  # chance is 50
-    with (tested / "run_best.classes.csv").open(newline="") as file:
-        ap = {r["class"]: float(r["ap"]) for r in csv.DictReader(file) if r["frames"] == "8"}
+    classes = read_csv(tested / "run_best.classes.csv")
+    ap = {row["class"]: float(row["ap"]) for row in classes if row["frames"] == "8"}
     assert ap["pulse"] > 80  # a motion
     single = [str(root / "c.yaml"), "data.labels=single", "--weights", best, "--overwrite"]
     assert main(["test", *single]) == 2
@@ -121,10 +121,8 @@ def test_checked_lists_and_packed_videos(root: Path, best: str, tmp_path: Path) 
     output = tmp_path / "checked"
     given = [str(root / "val.csv"), "--workers", "1", "--output", str(output)]
     assert main(["check_data", *given, "--classes", str(root / "classes.txt")]) == 0
-    with (output / "index.csv").open(newline="") as file:
-        checked = [(row["path"], row["labels"]) for row in csv.DictReader(file)]
-    with (root / "val.csv").open(newline="") as file:
-        assert checked == [(row["path"], row["labels"]) for row in csv.DictReader(file)]
+    checked, listed = read_csv(output / "index.csv"), read_csv(root / "val.csv")
+    assert [(r["path"], r["labels"]) for r in checked] == [(r["path"], r["labels"]) for r in listed]
 
     config = str(root / "c.yaml")
     stored = ["data.store=store", "data.format=store"]

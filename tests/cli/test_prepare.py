@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
-
 from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import main

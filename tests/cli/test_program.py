@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +62,6 @@ def test_errors_of_the_parser() -> None:
         (f"{CONFIG} --weights {WEIGHTS} --frames 0", "--frames"),
         (f"{CONFIG} --weights {WEIGHTS} --frames many", "--frames"),
         (f"{CONFIG} --weights tsm_tiny.motion", WEIGHTS),
-        (f"{CONFIG} --weights missing.pt", "missing.pt"),
         (f"{CONFIG} two --weights {WEIGHTS}", "key=value"),
     ):
         with pytest.raises(parser.UsageError, match=named):
@@ -138,11 +140,8 @@ def test_missing_inputs_and_typos_need_no_torch() -> None:
         assert named in line
 
 
-@pytest.mark.parametrize(
-    ("ends", "status", "printed"),
-    [("return 3", 3, "main, handler"), ("raise RuntimeError", 1, "main, handler")],
-)
-def test_the_process_ends_after_its_exit_handlers(ends: str, status: int, printed: str) -> None:
+@pytest.mark.parametrize(("ends", "status"), [("return 3", 3), ("raise RuntimeError", 1)])
+def test_the_process_ends_after_its_exit_handlers(ends: str, status: int) -> None:
     code = f"""
 import atexit
 from ffn import cli
@@ -153,7 +152,7 @@ def main(arguments):
 cli.main = main
 cli.run_process()"""
     done = run(code)
-    assert (done.returncode, done.stdout) == (status, printed)
+    assert (done.returncode, done.stdout) == (status, "main, handler")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +182,39 @@ def interrupt(*_):
 cli.run_process(0)"""
     done = run(code)
     assert (done.returncode, done.stderr) == (130, "\nffn predict: interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "stop_at", "status", "end"),
+    [
+        ("train CONFIG log.output=bar train.epochs=99", r" [2-9]/\d+ ", 75, "resumes the run"),
+        ("find_lr CONFIG --steps 5000", "learning rates", 130, "ffn find_lr: interrupted"),
+        ("live VIDEO --weights WEIGHTS --repeat", r"\d+%", 130, r"live: .* 0 answers skipped"),
+    ],
+    ids=["train", "find_lr", "live"],
+)
+def test_ctrl_c_at_a_terminal(
+    command: str, stop_at: str, status: int, end: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key reaches all processes of the terminal; progress is shown there until then."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    video = str(next(here.rglob("*.mp4")))
+    words = command.replace("CONFIG", f"{CONFIG} train.batch_size=4 data.workers=1")
+    words = words.replace("WEIGHTS", WEIGHTS).replace("VIDEO", video)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "ffn", *words.split()])
+    shown, pressed = "", False
+    with suppress(OSError):  # the end of a terminal on Linux
+        while piece := os.read(terminal, 4096):
+            shown += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", piece.decode(errors="replace"))
+            if not pressed and re.search(stop_at, shown):
+                pressed = bool(os.write(terminal, b"\x03"))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == status, shown[-2000:]
+    assert re.search(end, shown)
+    assert "Traceback" not in shown
 
 
 def test_a_closed_pipe_gives_no_traceback() -> None:

@@ -18,15 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from serve_files import ask, ask_the_page, save_network, upload
+from serve_files import FORM, PART, UPLOAD, ask, ask_the_page, save_network, upload
 
 from ffn.cli import main
 from ffn.serve import Client, Predictor
 
 ROOT = Path(__file__).parents[2]
-UPLOAD = "/gradio_api/upload"
-FORM = {"Content-Type": "multipart/form-data; boundary=x"}
-PART = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.mp4"\r\n\r\nx\r\n'
 HELD: list[socket.socket] = []
 
 
@@ -160,8 +157,8 @@ def attacks(address: str, video: Path, folder: Path) -> Iterator[tuple[str, int]
         ("JSON in chunks", "/gradio_api/queue/join", iter([bytes(1 << 20)] * 9), {}),
         ("deep JSON", "/gradio_api/queue/join", b"[" * 60_000, {}),
         ("long upload", UPLOAD, bytes(3 << 20), FORM),
-        ("many files", UPLOAD, PART * 1500 + b"--x--\r\n", FORM),
-        ("path as name", UPLOAD, PART.replace(b"a.mp4", b"..") + b"--x--\r\n", FORM),
+        ("many files", UPLOAD, PART % b"x" * 1500 + b"--x--\r\n", FORM),
+        ("path as name", UPLOAD, PART.replace(b"a.mp4", b"..") % b"x" + b"--x--\r\n", FORM),
     ):
         with suppress(ConnectionError):
             yield what, ask(address, "POST", route, body, headers).status

@@ -1,13 +1,13 @@
-"""``ffn test``: tables, options, errors, and failures of one of two processes."""
+"""``ffn test``: tables, options and errors."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from tables import read_csv as read
 
 import ffn
 from ffn.cli import main
@@ -119,30 +119,15 @@ def test_what_cannot_be_tested_is_refused_before_the_first_test(
         assert not list(tmp_path.iterdir())
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture(scope="module")
-def given(root: Path) -> list[str]:
-    """Arguments that test two networks and their ensemble, and write everything."""
+@pytest.mark.slow
+def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
+    """Of two networks and their ensemble."""
     weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
     options = ["--ensemble", "--details", "--save-predictions", "--frames", "3", "5"]
-    return [str(root / "config.yaml"), "--weights", *weights, *options, "--no-latency", "--output"]
-
-
-@pytest.fixture(scope="module")
-def tested(root: Path, given: list[str]) -> Path:
-    """What one process writes."""
-    assert main(["test", *given, str(root / "tested")]) == 0
-    return root / "tested"
-
-
-@pytest.mark.slow
-def test_details_agree_with_the_table(tested: Path, given: list[str]) -> None:
-    for network in load_table(tested / "results.json"):
-        start = f"{tested}/{network.name}"
+    given = [str(root / "config.yaml"), "--weights", *weights, *options, "--no-latency"]
+    assert main(["test", *given, "--output", str(tmp_path)]) == 0
+    for network in load_table(tmp_path / "results.json"):
+        start = f"{tmp_path}/{network.name}"
         answers = read(Path(f"{start}.predictions.csv"))
         classes = read(Path(f"{start}.classes.csv"))
         matrices = read(Path(f"{start}.confusion.csv"))
@@ -158,7 +143,7 @@ def test_details_agree_with_the_table(tested: Path, given: list[str]) -> None:
             matrix = [r for r in matrices if int(r["frames"]) == row.frames]
             assert sum(int(r[r["class"]]) for r in matrix) == right
         assert Path(f"{start}.confusion.png").read_bytes()[:4] == b"\x89PNG"
-    assert main(["test", *given, str(tested)]) == 2
+    assert main(["test", *given, "--output", str(tmp_path)]) == 2
 
 
 def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:

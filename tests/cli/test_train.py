@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for `engine_toys`
-
 from engine_toys import options, write_videos
 
 from ffn.cli import main

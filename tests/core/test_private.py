@@ -53,14 +53,6 @@ def test_alteration_starts_as_in_the_paper() -> None:
     assert 0.98e-3 < float(weight.std()) < 1.02e-3
 
 
-def test_private_modules_carry_the_count_in_their_keys() -> None:
-    modules = PrivateModules({16: nn.BatchNorm2d(2), 4: nn.BatchNorm2d(2), 8: nn.BatchNorm2d(2)})
-
-    entries = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    expected = [f"{count}.{entry}" for count in (4, 8, 16) for entry in entries]
-    assert list(modules.state_dict()) == expected
-
-
 def test_private_modules_run_the_active_copy_and_have_its_attributes() -> None:
     norms = {count: nn.LayerNorm(3, eps=1 / count) for count in (2, 8)}
     modules, x = PrivateModules(norms).eval(), torch.randn(4, 3)

@@ -2,25 +2,18 @@
 
 import numpy as np
 import pytest
+from serve_files import write_video
 
 from ffn.data import Record
 
 
 def write_waves(path, seed, *, frames=12, width=64, height=48):
     """A lossless video of smooth waves, another phase for every frame."""
-    import av
-
     generator = np.random.default_rng(seed)
     phases = generator.uniform(0, 6, (frames, 1, 1, 3))
     down, right = np.mgrid[:height, :width][..., None] / 12
     images = 128 + 60 * np.sin(down + phases) + 60 * np.cos(right * (1 + seed / 5) + phases)
-    with av.open(str(path), "w") as output:
-        video = output.add_stream("ffv1", rate=25)
-        video.width, video.height, video.pix_fmt = width, height, "bgr0"
-        for pixels in np.clip(images, 0, 255).astype(np.uint8):
-            output.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        output.mux(video.encode())
-    return str(path)
+    return str(write_video(path, images.clip(0, 255).astype(np.uint8), rate=25, codec="ffv1"))
 
 
 @pytest.fixture(scope="session")

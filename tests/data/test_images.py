@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
+from serve_files import write_video
 
 from ffn.data import VideoError, open_video
 from ffn.data.decoding.folder import read_image
@@ -31,12 +32,7 @@ GRAY = (RAMP // 257).astype(np.uint8)
 def mp4(tmp_path_factory):
     """A video of a picture without symmetry, as bytes."""
     path = tmp_path_factory.mktemp("turned") / "a.mp4"
-    with av.open(str(path), "w") as output:
-        stream = output.add_stream("libx264", rate=10, options={"bf": "0"})
-        stream.width, stream.height = 64, 48
-        frame = av.VideoFrame.from_ndarray(GRAY, format="gray")
-        output.mux([*stream.encode(frame), *stream.encode()])
-    return path.read_bytes()
+    return write_video(path, np.stack([GRAY] * 3, -1)[None], rate=10).read_bytes()
 
 
 @pytest.mark.parametrize("orientation", TURNED)

@@ -16,14 +16,7 @@ import torch
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 from torchvision.transforms.v2 import functional as F
 
-from ffn.data import (
-    ClipStore,
-    Record,
-    StoreError,
-    VideoError,
-    open_video,
-    pack,
-)
+from ffn.data import ClipStore, Record, StoreError, VideoError, open_video, pack
 from ffn.data.store import video as video_module
 
 pytest.importorskip("av")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import av
+from tables import read_csv
 
 from ffn.datasets import Summary
 
@@ -147,8 +147,7 @@ def write_damaged(layouts: Layouts, path: str) -> None:
 
 def index(root: Path, name: str = "train") -> list[dict[str, str]]:
     """Rows of an index."""
-    with (root / f"index/{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(root / f"index/{name}.csv")
 
 
 def labels(root: Path, name: str) -> dict[str, str]:

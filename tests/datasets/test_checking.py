@@ -38,14 +38,8 @@ def found(videos, names, listed=None, **options):
 
 def test_each_video_gets_its_finding(videos):
     findings = found(videos, ("good", "absent", "mkv", "folder", "cut", "damaged"), workers=2)
-    assert {name: finding.status for name, finding in findings.items()} == {
-        "good": "ok",
-        "absent": "bad",
-        "mkv": "ok",
-        "folder": "ok",
-        "cut": "short",
-        "damaged": "bad",
-    }
+    statuses = [finding.status for finding in findings.values()]
+    assert statuses == ["ok", "bad", "ok", "ok", "short", "bad"]
     assert findings["good"].frames == findings["mkv"].frames == 20
     assert findings["folder"].frames == 10
     assert findings["absent"].cause == "no such file or folder"
@@ -79,12 +73,6 @@ def test_a_video_that_hangs_or_crashes_is_bad_and_the_others_are_checked(videos,
     started = time.monotonic()
     findings = found(videos, ("good", "slow", "mkv", "crash", "folder"), workers=2, timeout=2)
     assert time.monotonic() - started < 30
-    assert {name: finding.status for name, finding in findings.items()} == {
-        "good": "ok",
-        "slow": "bad",
-        "mkv": "ok",
-        "crash": "bad",
-        "folder": "ok",
-    }
+    assert [finding.status for finding in findings.values()] == ["ok", "bad", "ok", "bad", "ok"]
     assert findings["slow"].cause == "timed out after 2 s"
     assert findings["crash"].cause == "the worker process exited unexpectedly (exit code 7)"

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import csv
-
 import av
 import numpy as np
 import pytest
+from tables import read_csv
 
 from ffn.datasets import synthetic
 from ffn.datasets.synthetic import CLASSES, draw, generate
 
 SMALL = {"train_per_class": 2, "val_per_class": 1, "size": 16, "frames": 6}
-ARGUMENTS = (
-    "--clips-per-class", "2", "1", "--size=16", "--frames=6", "--seed=3",
-)  # fmt: skip
+ARGUMENTS = ("--clips-per-class", "2", "1", "--size=16", "--frames=6", "--seed=3")
 
 
 def contents(folder):
@@ -31,8 +28,7 @@ def made(tmp_path_factory):
 def test_lists_every_video_with_its_class_name_and_number_of_frames(made):
     assert (made / "classes.txt").read_text().split() == list(CLASSES)
     for split, per_class in (("train", 2), ("val", 1)):
-        with open(made / f"{split}.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_csv(made / f"{split}.csv")
         assert [row["label"] for row in rows] == [c for c in CLASSES for _ in range(per_class)]
         assert {row["frames"] for row in rows} == {"6"}
         videos = made.glob(f"videos/{split}_*")

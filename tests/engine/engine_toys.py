@@ -47,7 +47,7 @@ PROPORTIONAL = ("task.name=proportional_sampling", "task.frames=[2,4]")
 
 def write_videos(folder: Path, *, train: int = 24, val: int = 9) -> Path:
     """Gratings that move left, move right, or do not move: 12 frames of 32 x 32."""
-    import av
+    from serve_files import write_video
 
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:32, :32]
@@ -55,14 +55,10 @@ def write_videos(folder: Path, *, train: int = 24, val: int = 9) -> Path:
         rows = []
         for i in range(number):
             speed, phase = (-1, 1, 0)[i % 3], rng.uniform(0, 6)
-            with av.open(str(folder / f"{name}_{i}.mp4"), "w") as output:
-                video = output.add_stream("libx264", rate=12)
-                video.width, video.height, video.pix_fmt = 32, 32, "yuv420p"
-                for t in range(12):
-                    wave = np.sin(0.6 * x + 0.2 * (i % 5) * y + phase - 0.8 * speed * t)
-                    pixels = np.repeat((127 + 100 * wave)[..., None], 3, 2).astype(np.uint8)
-                    output.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-                output.mux(video.encode())
+            t = np.arange(12)[:, None, None]
+            wave = np.sin(0.6 * x + 0.2 * (i % 5) * y + phase - 0.8 * speed * t)
+            pixels = np.repeat((127 + 100 * wave)[..., None], 3, 3).astype(np.uint8)
+            write_video(folder / f"{name}_{i}.mp4", pixels, rate=12, codec="libx264")
             rows.append((f"{name}_{i}.mp4", CLASSES[i % 3]))
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("path", "label"), *rows])
@@ -134,12 +130,9 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def launch(
-    root: Path, output: Path, *more: str, torchrun: tuple[str, ...] = (), own_group: bool = False
+    root: Path, output: Path, *more: str, torchrun: tuple[str, ...] = ()
 ) -> subprocess.Popen:
-    """Start the command as a user does, with arguments of torchrun if there are any.
-
-    ``own_group`` starts a process group, as a terminal does for a job.
-    """
+    """Start the command as a user does, with arguments of torchrun if there are any."""
     launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     command = [str(ROOT / "tools/train.py"), str(Path(__file__).with_name("empty.yaml"))]
     return subprocess.Popen(
@@ -148,7 +141,6 @@ def launch(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=own_group,
     )
 
 
@@ -220,6 +212,21 @@ def batch(
         "clips": {t: torch.randn(size, 3, t, side, side, generator=generator) for t in counts},
         "label": torch.arange(size) % 3,
     }
+
+
+def in_float64(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
+
+
+def assert_same_gradients(one: nn.Module, other: nn.Module) -> None:
+    """To 1e-10 of the largest one; parameters without a gradient are the same."""
+    expected = {name: p.grad for name, p in one.named_parameters()}
+    largest = max(float(grad.abs().max()) for grad in expected.values() if grad is not None)
+    assert largest > 0
+    for name, parameter in other.named_parameters():
+        assert (expected[name] is None) == (parameter.grad is None), name
+        if parameter.grad is not None:
+            assert (expected[name] - parameter.grad).abs().max() <= 1e-10 * largest, name
 
 
 def backward(task: nn.Module, batch: dict[str, Any], views: str = "together") -> dict[str, Tensor]:

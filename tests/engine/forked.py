@@ -149,6 +149,10 @@ def before_each_call(owner: str, name: str, function: Callable[..., None]) -> No
     setattr(target, name, both)
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def kill(
     own: int, *, rank: int, owner: str, name: str, nth: int, after: float, worker: bool = False
 ) -> None:
@@ -157,8 +161,7 @@ def kill(
 
     def die() -> None:
         time.sleep(after)
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        os.kill(int(children[0]) if worker else os.getpid(), signal.SIGKILL)
+        os.kill(children(os.getpid())[0] if worker else os.getpid(), signal.SIGKILL)
 
     def arm(*given: Any, **more: Any) -> None:
         if next(calls) == nth:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from engine_toys import backward, batch
+from engine_toys import assert_same_gradients, backward, batch, in_float64
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import mobilenet_v3_large
@@ -25,13 +25,7 @@ from ffn.engine.tasks import FlexibleTask
 from ffn.recomputation import run_restorably
 
 COUNTS = (2, 4, 7)
-DROPS = {"drop_path": 0.5, "dropout": 0.3}
-
-
-def uniformer() -> nn.Module:
-    return backbones.UniFormer(
-        3, (1, 2, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, dropout=0.3, drop_path=0.5
-    )
+FAMILIES = ("tsm", "tea", "slowfast", "uniformer")
 
 
 def small(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -39,9 +33,8 @@ def small(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 KINDS = {
-    **{f: small(f"{f}_tiny", width=8, dropout=0.3) for f in ("tsm", "tea", "slowfast")},
-    "uniformer": uniformer,
-    "mobilenet": small("tsm.mobilenetv3_small_050", **DROPS),
+    **{family: small(f"{family}_tiny", width=8, dropout=0.3) for family in FAMILIES},
+    "mobilenet": small("tsm.mobilenetv3_small_050", drop_path=0.5, dropout=0.3),
 }
 
 
@@ -55,20 +48,12 @@ def task_of(kind: str, **options: Any) -> FlexibleTask:
 
 
 def batch_of(side: int = 16) -> dict[str, Any]:
-    data = batch(COUNTS, size=2, side=side)
-    return {**data, "clips": {t: clip.double() for t, clip in data["clips"].items()}}
+    return in_float64(batch(COUNTS, size=2, side=side))
 
 
 def assert_same_step(task: nn.Module, other: nn.Module) -> None:
     """Compare gradients, to 1e-10 of the largest, and buffers, bit for bit."""
-    expected = dict(task.named_parameters())
-    largest = max(float(p.grad.abs().max()) for p in expected.values() if p.grad is not None)
-    assert largest > 0
-    for name, parameter in other.named_parameters():
-        one, two = expected[name].grad, parameter.grad
-        assert (one is None) == (two is None), name
-        if one is not None:
-            assert (one - two).abs().max() <= 1e-10 * largest, name
+    assert_same_gradients(task, other)
     buffers = dict(task.named_buffers())
     for name, buffer in other.named_buffers():
         assert torch.equal(buffer, buffers[name]), name

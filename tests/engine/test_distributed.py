@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, batch, flexible_task, toy_step
+from engine_toys import CPU, batch, flexible_task, in_float64, toy_step
 from forked import Ranks
 from torch import Tensor, nn
 
@@ -17,9 +17,10 @@ from ffn.engine.optim import set_learning_rate
 from ffn.engine.tasks import PlainTask
 
 
-def share(values: Tensor, world: World) -> Tensor:
-    """This process's part of a batch."""
-    return values.chunk(world.size)[world.rank]
+def part_of(videos: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The half of a batch of one of two processes, in float64."""
+    halves = {t: clip.chunk(2)[rank] for t, clip in in_float64(videos)["clips"].items()}
+    return {"clips": halves, "label": videos["label"].chunk(2)[rank], "skipped": []}
 
 
 def half_by_half() -> dict[str, Tensor]:
@@ -29,9 +30,7 @@ def half_by_half() -> dict[str, Tensor]:
     for step in range(3):
         videos = batch(size=8, seed=step)
         for rank in (0, 1):
-            world = World(rank, 2, torch.device("cpu"))
-            clips = {t: share(clip.double(), world) for t, clip in videos["clips"].items()}
-            task({"clips": clips, "label": share(videos["label"], world)})["loss"].backward()
+            task(part_of(videos, rank))["loss"].backward()
         for parameter in task.parameters():
             parameter.grad /= 2
         optimizer.step()
@@ -47,9 +46,7 @@ def training_steps(world: World, views: str, checkpointed: bool) -> dict[str, Te
         checkpoint_blocks(task.model)
     step = toy_step(world, task, views)
     for number in range(3):
-        videos = batch(size=8, seed=number)
-        clips = {t: share(clip.double(), world) for t, clip in videos["clips"].items()}
-        own = {"clips": clips, "label": share(videos["label"], world), "skipped": []}
+        own = part_of(batch(size=8, seed=number), world.rank)
         step.step([own], number=number, lr=0.01)
     return task.model.state_dict()
 
@@ -87,14 +84,11 @@ def partial_steps(world: World, views: str, plan: list[list[bool]]) -> dict[str,
     task = PlainTask(Partial(), 4)
     step = toy_step(world, task, views, weight_decay=0.1)
     for number, runs in enumerate(plan):
-        videos = batch((4,), size=4, seed=number)
         for rank in range(2) if world.size == 1 else [world.rank]:
-            two = World(rank, 2, world.device)
-            clips = {4: share(videos["clips"][4].double(), two)}
-            own = {"clips": clips, "label": share(videos["label"], two)}
+            own = part_of(batch((4,), seed=number), rank)
             task.model.runs = runs[rank]
             if world.size > 1:
-                step.step([own | {"skipped": []}], number=number, lr=0.1)
+                step.step([own], number=number, lr=0.1)
             else:
                 (task(own)["loss"] / 2).backward()
         if world.size == 1:

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine_toys import (
     read_log,
     wait_for_step,
 )
+from forked import children
 from torch.utils._pytree import tree_leaves
 
 from ffn.engine.checkpoints import load_checkpoint
@@ -85,14 +85,6 @@ def test_killed_at_random_moments(
             assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def ranks_of(process: subprocess.Popen) -> list[int]:
-    return children(process.pid)
-
-
 def test_torchrun_starts_killed_processes_again(videos: Path, tmp_path: Path) -> None:
     more = (*SMALL_STEPS, "train.epochs=6")
     assert forked.train(options(videos, tmp_path / "whole", *more), world=2) == [0, 0]
@@ -105,7 +97,7 @@ def test_torchrun_starts_killed_processes_again(videos: Path, tmp_path: Path) ->
         while not log.is_file() or len(log.read_text().splitlines()) <= known + 1:
             assert time.monotonic() < started + 60  # started again, and training
             time.sleep(0.01)
-        os.kill(ranks_of(run)[turn], signal.SIGKILL)
+        os.kill(children(run.pid)[turn], signal.SIGKILL)
     out, err = run.communicate(timeout=300)
 
     assert run.returncode == 0, err
@@ -127,7 +119,7 @@ def test_two_nodes_restart_together(
     torchrun = (*shared, "--rdzv-endpoint", where)
     nodes = [launch(videos, tmp_path / "run", *more, torchrun=torchrun) for _ in range(2)]
     wait_for_step(tmp_path / "run", 4, nodes[0])
-    os.kill(ranks_of(nodes[1])[0], signal.SIGKILL)
+    os.kill(children(nodes[1].pid)[0], signal.SIGKILL)
     outputs = [node.communicate(timeout=300) for node in nodes]
 
     assert [node.returncode for node in nodes] == [0, 0], outputs
@@ -172,7 +164,7 @@ def test_stopped_workers_end_the_run(
     given = "data.workers=2", "data.timeout=3", "train.epochs=500"
     run = launch(videos, tmp_path / "run", *given, torchrun=torchrun)
     wait_for_step(tmp_path / "run", 2, run)
-    workers = children(ranks_of(run)[0] if torchrun else run.pid)
+    workers = children(children(run.pid)[0] if torchrun else run.pid)
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     err = run.communicate(timeout=60)[1]

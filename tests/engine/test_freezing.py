@@ -137,11 +137,7 @@ def test_what_cannot_be_frozen(videos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "more"),
-    [
-        ("net.layer1", ("train.views=sequential",)),
-        ("norms", ()),
-    ],
+    ("part", "more"), [("net.layer1", ("train.views=sequential",)), ("norms", ())]
 )
 def test_a_run_with_a_frozen_part(
     videos: Path, tmp_path: Path, part: str, more: tuple[str, ...]

@@ -12,7 +12,6 @@ import pytest
 from engine_toys import (
     TWO_PROCESSES,
     build,
-    finish,
     launch,
     read_log,
     same_weights,
@@ -22,7 +21,7 @@ from engine_toys import (
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
+from ffn.engine.signals import SIGNALS, StoppedError, StopRequest
 
 
 def training(folder: Path) -> dict[str, Any]:
@@ -92,26 +91,6 @@ def test_second_signal_exits_at_once(
     assert exits == [128 + signal.SIGTERM]
     assert "SIGUSR1: the run stops after this step and saves; repeat to exit" in shown
     assert shown.endswith("\nexited without saving\n")
-
-
-@pytest.mark.slow
-def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_path: Path) -> None:
-    """Ctrl-C sends SIGINT to the whole process group; loader workers must ignore it."""
-    more = ("data.workers=2", "train.batch_size=2", "train.epochs=1")
-    whole = train(videos, tmp_path / "whole", *more[1:])
-    process = launch(videos, tmp_path / "run", *more, own_group=True)
-    wait_for_step(tmp_path / "run", 2, process)
-
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-
-    assert process.returncode == EXIT_STOPPED, err
-    assert "the same command resumes the run" in err
-    assert "Traceback" not in err
-    step = training(tmp_path / "run")["step"]
-    assert 2 <= step < 12
-    finish(launch(videos, tmp_path / "run", *more))
-    assert same_weights(tmp_path / "run", whole)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, batch, flexible_task, state_of, toy_step
+from engine_toys import CPU, batch, flexible_task, in_float64, state_of, toy_step
 from torch import Tensor, nn
 
 import ffn
@@ -115,10 +115,7 @@ def test_gradients_and_batches_of_a_step_are_used_once() -> None:
 def test_micro_batches_train_as_one(views: str) -> None:
     """With norms that do not depend on the batch, in float64."""
     tasks = [flexible_task(COUNTS).double() for _ in range(2)]
-    halves = [batch(COUNTS, size=4, seed=seed) for seed in range(2)]
-    for half in halves:
-        half["clips"] = {t: clip.double() for t, clip in half["clips"].items()}
-        half["skipped"] = []
+    halves = [in_float64(batch(COUNTS, seed=seed)) | {"skipped": []} for seed in range(2)]
     clips = {t: torch.cat([half["clips"][t] for half in halves]) for t in COUNTS}
     whole = {"clips": clips, "label": torch.cat([h["label"] for h in halves]), "skipped": []}
     for task, micros in zip(tasks, ([whole], halves), strict=True):

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_toys import (
-    STEPS,
-    build,
-    read_log,
-    train,
-)
+from engine_toys import STEPS, build, read_log, train
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
@@ -34,10 +29,7 @@ def test_validation_measures_every_count_and_leaves_the_mode_of_every_module(
 
 @pytest.mark.slow
 def test_a_run_ends_early_until_its_patience_is_raised(
-    videos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """An equal score is not better."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics
+from tables import read_csv
 
 from ffn.evaluation import Predictions, confusion, confusion_matrix, save_prediction_table
 from ffn.evaluation.confusion import save_classes, save_confusion
@@ -36,11 +37,6 @@ def answers(kept: Predictions, frames: int) -> list[int | None]:
     return [row.index(max(row)) if ok else None for row, ok in zip(rows, kept.ok, strict=True)]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def matrix_of(kept: Predictions, frames: int, normalize: str | None = None) -> np.ndarray:
     """By scikit-learn."""
     found = zip(kept.label.tolist(), answers(kept, frames), strict=True)
@@ -64,7 +60,7 @@ def test_the_matrix_is_that_of_scikit_learn(frames: int, tmp_path: Path) -> None
 
 def test_the_table_per_class_is_that_of_a_loop(tmp_path: Path) -> None:
     kept = predictions()
-    rows = iter(read(save_classes(kept, CLASSES, tmp_path / "classes.csv")))
+    rows = iter(read_csv(save_classes(kept, CLASSES, tmp_path / "classes.csv")))
     for frames in (4, 16):
         for label, name in enumerate(CLASSES):
             given = [
@@ -86,7 +82,7 @@ def test_the_table_per_class_is_that_of_a_loop(tmp_path: Path) -> None:
 def test_predictions_are_written_for_every_video(tmp_path: Path) -> None:
     kept = predictions()
 
-    rows = read(save_prediction_table(kept, CLASSES, tmp_path / "predictions.csv"))
+    rows = read_csv(save_prediction_table(kept, CLASSES, tmp_path / "predictions.csv"))
 
     assert len(rows) == 120
     for i, (path, label) in enumerate(zip(kept.paths, kept.label.tolist(), strict=True)):

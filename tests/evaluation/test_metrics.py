@@ -3,25 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from evaluation_toys import metrics_by_hand
 
 from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, accuracy, label_ranks
-
-
-def by_hand(logits: np.ndarray, labels: np.ndarray, failed: set[int]) -> dict[str, float]:
-    """The metrics from sorted lists and loops."""
-    first, five, classes = 0, 0, {}
-    for i, (row, label) in enumerate(zip(logits, labels, strict=True)):
-        order = sorted(range(len(row)), key=lambda k: (-row[k], k))
-        right = i not in failed and order[0] == label
-        first += right
-        five += i not in failed and label in order[:5]
-        classes.setdefault(int(label), []).append(right)
-    recalls = [sum(rights) / len(rights) for rights in classes.values()]
-    return {
-        "top1": 100 * first / len(labels),
-        "top5": 100 * five / len(labels),
-        "mean_class": 100 * sum(recalls) / len(recalls),
-    }
 
 
 @pytest.mark.parametrize("classes", [1, 3, 5, 6, 40])
@@ -37,7 +21,7 @@ def test_metrics_equal_a_loop(classes: int, ties: bool) -> None:
     ranks = label_ranks(torch.tensor(logits), torch.tensor(labels))
     ranks[list(failed)] = UNREADABLE
 
-    expected = by_hand(logits, labels, failed)
+    expected = metrics_by_hand(logits, labels, failed)
     assert accuracy(ranks, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 

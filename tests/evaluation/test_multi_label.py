@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from evaluation_toys import CLASSES, MultiLabelVideos, flexible, loader, plain
 from rich.console import Console
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
+from tables import read_csv
 
 from ffn.data import Normalize, Protocol
 from ffn.evaluation import (
@@ -89,7 +89,7 @@ def test_sweep_of_several_labels(tmp_path: Path) -> None:
     save_table([result], tmp_path)
     (again,) = load_table(tmp_path / "results.json")
     assert again.rows == result.rows
-    (first, *_) = csv.DictReader((tmp_path / "results.csv").open())
+    (first, *_) = read_csv(tmp_path / "results.csv")
     assert float(first["map"]) == result.rows[0].metrics["map"]
     assert "top1" not in first
     console = Console(record=True, width=120)
@@ -106,8 +106,7 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
 
     loaded = load_predictions(save_predictions(result, tmp_path / "p.safetensors"))
     assert torch.equal(loaded.label, result.predictions.label)
-    path = save_prediction_table(loaded, NAMES, tmp_path / "p.csv")
-    rows = [*csv.DictReader(path.open())]
+    rows = read_csv(save_prediction_table(loaded, NAMES, tmp_path / "p.csv"))
     assert len(rows) == 9 * 3
     for number, row in enumerate(rows):
         video, logits = number // 3, loaded.logits[int(row["frames"])][number // 3]
@@ -122,7 +121,7 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="several labels and no single answer"):
         loaded.answers(2)
     (file,) = save_details(result, NAMES, tmp_path)
-    rows = [*csv.DictReader(file.open())]
+    rows = read_csv(file)
     assert file.name == "net.classes.csv"
     assert len(rows) == 3 * CLASSES
     for row, sweep_row in zip(

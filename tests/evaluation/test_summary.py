@@ -82,8 +82,5 @@ def test_stages_of_networks_of_timm() -> None:
     slowfast = rows(ffn.summary(backbones.build("slowfast_tiny", num_classes=5), 5, size=32))
     assert slowfast["slow.stages.3"][0].startswith("1x512x3x")  # ceil(5 / 2) slow frames
     assert slowfast["fast.stages.3"][0].startswith("1x128x5x")
-
-
-def test_a_network_of_other_channels() -> None:
     model = backbones.build("tsm.resnet18", num_classes=5, in_chans=8)
     assert "clip (1, 8, 2, 64, 64)" in ffn.summary(model, 2, size=64, channels=8)

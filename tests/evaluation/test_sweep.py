@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import importlib
 import io
 import json
@@ -10,18 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from evaluation_toys import (
-    CLASSES,
     MultiLabelVideos,
     NaNAtVideo,
     ToyVideos,
     comparable,
     flexible,
     loader,
+    metrics_by_hand,
     normalized,
     plain,
     spawned,
 )
 from rich.console import Console
+from tables import read_csv
 from torch import multiprocessing as mp
 
 from ffn.data import Protocol
@@ -38,26 +38,6 @@ from ffn.evaluation import (
 )
 
 
-def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
-    """The metrics in plain Python, video by video."""
-    model.eval()
-    first, five, classes = [], [], {}
-    for i in range(len(toys)):
-        sample = toys[i]
-        with torch.no_grad():
-            row = model(normalized(sample["clips"][frames])[None])[0].tolist()
-        order = sorted(range(CLASSES), key=lambda k: -row[k])
-        first.append(sample["ok"] and order[0] == sample["label"])
-        five.append(sample["ok"] and sample["label"] in order[:5])
-        classes.setdefault(sample["label"], []).append(first[-1])
-    mean_class = sum(sum(rights) / len(rights) for rights in classes.values()) / len(classes)
-    return {
-        "top1": 100 * sum(first) / len(toys),
-        "top5": 100 * sum(five) / len(toys),
-        "mean_class": 100 * mean_class,
-    }
-
-
 @pytest.fixture(scope="module")
 def swept() -> Sweep:
     toys = ToyVideos(33, failed=(4, 20))
@@ -65,10 +45,14 @@ def swept() -> Sweep:
 
 
 def test_rows_equal_a_loop_over_videos(swept: Sweep) -> None:
-    toys = ToyVideos(33, failed=(4, 20))
+    toys, model = ToyVideos(33, failed=(4, 20)), flexible().eval()
+    labels = [record.label for record in toys.records]
     assert [row.frames for row in swept.rows] == [2, 4, 6]
     for row in swept.rows:
-        expected = by_hand(flexible(), toys, row.frames)
+        clips = [normalized(toys[i]["clips"][row.frames])[None] for i in range(33)]
+        with torch.no_grad():
+            logits = [model(clip)[0].tolist() for clip in clips]
+        expected = metrics_by_hand(logits, labels, toys.failed)
         assert row.metrics == pytest.approx(expected, abs=1e-12)
         assert 0 < row.metrics["top1"] < row.metrics["top5"] < 100
         assert (row.videos, row.failed) == (33, 2)
@@ -218,8 +202,7 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
 
     assert [file.name for file in files] == ["results.csv", "results.json", "results.png"]
     assert load_table(files[1]) == [replace(swept, predictions=None), other]
-    with files[0].open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = read_csv(files[0])
     assert [row["network"] for row in rows] == ["toy.f2_6"] * 3 + ["plain"] * 3
     assert float(rows[1]["top1"]) == swept.rows[1].score
     assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")

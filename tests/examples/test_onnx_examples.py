@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -44,20 +45,11 @@ def assert_predicted(printed: str, video: Path) -> None:
     assert [float(p) for p, _ in lines] == pytest.approx([100 * p for _, p in expected], abs=0.5)
 
 
-def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
+def test_frames_are_read_as_displayed(write_video: Callable, tmp_path: Path) -> None:
     """Of a video of a phone, which states its rotation."""
     read = runpy.run_path(str(EXAMPLES / "onnx_video.py"))["read_frames"]
     for degrees in (0, 90, -90, 180):
-        path = str(tmp_path / "a.mp4")
-        with av.open(path, "w") as container:
-            stream = container.add_stream("libx264", rate=25)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            if degrees:
-                stream.set_display_rotation(degrees)
-            image = np.zeros((48, 64, 3), np.uint8)
-            image[:16, :16] = 255
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            container.mux(stream.encode(frame) + stream.encode())
+        path = write_video(tmp_path / "a.mp4", 1, rotation=degrees, halves=True)
         np.testing.assert_array_equal(read(path, [0]), open_video(path).read([0]).numpy())
 
 

@@ -81,10 +81,7 @@ def test_a_torch_file_takes_frames_of_any_size(tmp_path: Path) -> None:
 
 def test_preprocessing_without_a_record_is_refused(tmp_path: Path) -> None:
     plain = ffn.create_model("tsm_tiny", num_classes=3)
-    with pytest.raises(
-        ValueError,
-        match=r"preprocess needs the .*ffn\.load",
-    ):
+    with pytest.raises(ValueError, match=r"preprocess needs the .*ffn\.load"):
         ffn.export(plain, tmp_path / "net.pt2", frames=4, preprocess=True)
     record = {"preprocessing": Preprocessing(crop=24, resize=28).to_dict()}
     with pytest.raises(ValueError, match="size is 32; with preprocess"):

@@ -266,27 +266,3 @@ def test_the_command(
     onnx = ["--frames", "4", "--to", "onnx", "--output", "net.pt2"]
     for more in (["--to", "onnx"], ["--frames", "4"], [*onnx[:2], "--output", "net.program"], onnx):
         assert main(["export", "--weights", SHIPPED, *more]) == 2
-
-
-@torch.no_grad()
-def test_a_format_of_another_package_by_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_format
-) -> None:
-    """A package in the current folder registers the suffix ``program``."""
-    (tmp_path / "my_formats.py").write_text(
-        "import torch\n"
-        "from ffn.export import register_format\n"
-        "@register_format('program')\n"
-        "def program(network, clip, file):\n"
-        "    shapes = ({0: torch.export.Dim.DYNAMIC},)\n"
-        "    made = torch.export.export(network, (clip,), dynamic_shapes=shapes)\n"
-        "    torch.export.save(made, file)\n"
-        "    file.seek(0)\n"
-        "    return torch.export.load(file).module()\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    given = ["--weights", SHIPPED, "--frames", "16", "--output", "net.program"]
-    assert main(["export", *given, "--imports", "my_formats"]) == 0
-    clip = torch.randn(4, 3, 16, 24, 24)
-    logits = torch.export.load("net.program").module()(clip)
-    torch.testing.assert_close(logits, ffn.load(SHIPPED)(clip), rtol=1e-4, atol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from serve_files import At, Blocks, Ends, save_network, write_video
+from tables import read_csv as rows_of
 
 from ffn.serve import Predictor
 from ffn.serve.batch import BatchOptions, BatchResult, predict_batch, read_videos
@@ -48,11 +48,6 @@ def run(
         return kind(weights, precision="fp32")
 
     return predict_batch(build, read_videos(folder / name), output, options, **more)
-
-
-def rows_of(path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class Stop(Exception):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from serve_files import PREPROCESSING, save_network, write_video
+from serve_files import PREPROCESSING, save_network
 
-from ffn.cli import main
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve import Predictor
 from ffn.serve.choose_frames import Always
 from ffn.serve.clips import ClipReader, read_together
-from ffn.zoo import early_exit_path, state_sha256
+from ffn.zoo import state_sha256
 
 STAGES = (2, 4, 8)
 
@@ -99,22 +96,6 @@ def test_stages_have_the_clips_of_fixed_counts(rule, length) -> None:
         fixed = reader.read(pixels)
         assert clip.indices == fixed.indices
         assert torch.equal(clip.pixels, fixed.pixels)
-
-
-def test_early_exit_kept_with_its_weights(
-    tmp_path, footages, weights, file, exiting, capsys
-) -> None:
-    kept = tmp_path / "kept.safetensors"
-    for end in (".safetensors", ".yaml"):
-        shutil.copy(weights.with_suffix(end), kept.with_suffix(end))
-    shutil.copy(file, early_exit_path(kept))
-    video = write_video(tmp_path / "video.mp4", footages[0], rate=20)
-
-    given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "early_exit"]
-    assert main(["predict", *given, "--format", "json"]) == 0
-
-    expected = exiting(video, frames="early_exit")
-    assert json.loads(capsys.readouterr().out)["why"] == expected.why
 
 
 def test_no_early_exit_or_one_of_other_weights(tmp_path, file, predictor, footages) -> None:

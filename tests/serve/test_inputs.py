@@ -179,9 +179,8 @@ def test_addresses(predictor, mp4, server, tmp_path, monkeypatch) -> None:
         (f"file://{tmp_path}/missing.mp4", "cannot be downloaded: .*No such file"),
         ("nothing://host/video.mp4", "cannot be downloaded: Protocol not known"),
     ):
-        secret = address.replace(
-            "://", "://me:s3/cr@t@" if "nothing" in address else "://me:s3cr@t@"
-        )
+        password = "s3/cr@t" if "nothing" in address else "s3cr@t"
+        secret = address.replace("://", f"://me:{password}@")
         for given in (address, secret) if "file" not in address else (address,):
             with pytest.raises(VideoError, match=cause) as caught:
                 predictor(given, frames=4)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -43,19 +41,6 @@ def test_prediction_equals_the_network_on_the_sampled_frames(weights, pixels, fr
     )
     assert prediction.top(2) == named[:2]
     assert prediction.top(5) == named  # no more than there are classes
-
-
-def test_threads_with_different_frames_get_their_own_answers(weights, mp4):
-    predictor = Predictor(weights)
-    frames = [1 + n % 9 for n in range(0, 48 * 4, 4)]
-    expected = {n: predictor(mp4, frames=n) for n in set(frames)}
-
-    with ThreadPoolExecutor(8) as pool:
-        predictions = list(pool.map(partial(predictor, mp4), frames))
-
-    for n, prediction in zip(frames, predictions, strict=True):
-        assert prediction.active == expected[n].active
-        torch.testing.assert_close(prediction.probabilities, expected[n].probabilities)
 
 
 def test_default_is_the_largest_trained_count(weights, pixels, tmp_path):

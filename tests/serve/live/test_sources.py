@@ -21,12 +21,7 @@ from simulated_clock import SimulatedClock
 from ffn import files
 from ffn.data import VideoError
 from ffn.serve import LivePredictor, SourceEvent, open_source
-from ffn.serve.live.sources import (
-    Grab,
-    Pace,
-    Source,
-    _stay_connected,
-)
+from ffn.serve.live.sources import Grab, Pace, Source, _stay_connected
 
 SENDER = Path(__file__).parents[2] / "send_stream.py"
 
@@ -135,10 +130,7 @@ def test_a_jump_of_the_times_begins_a_new_part() -> None:
 
 def test_times_that_are_missing() -> None:
     """Such a frame is as much later than the frame before as it arrived later."""
-    for times in (
-        [None if n == 9 else n / 4 for n in range(20)],
-        [None] * 20,
-    ):
+    for times in ([None if n == 9 else n / 4 for n in range(20)], [None] * 20):
         clock = SimulatedClock()
 
         def connect(clock=clock, times=times) -> Iterator[Grab]:
