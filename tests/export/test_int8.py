@@ -78,15 +78,9 @@ def test_a_large_error_is_refused(tmp_path: Path) -> None:
     """Calibrated with weak clips, int8 cuts off strong ones."""
     weak = [0.01 * clip for clip in noise(4, seed=0)]
     strong = [(5 * clip, 0) for clip in noise(4, seed=1)]
+    network, options = ffn.load(SHIPPED), {"frames": 4, "calibration": Calibration(weak, strong)}
     with pytest.raises(ExportError, match=r"too much: int8 on 4 held-out clips.*Nothing was"):
-        ffn.export(
-            ffn.load(SHIPPED),
-            tmp_path / "net.onnx",
-            frames=4,
-            calibration=Calibration(weak, strong),
-        )
+        ffn.export(network, tmp_path / "net.onnx", **options)
     with pytest.raises(ValueError, match="int8 needs the format onnx"):
-        ffn.export(
-            ffn.load(SHIPPED), tmp_path / "net.pt2", frames=4, calibration=Calibration(weak, strong)
-        )
+        ffn.export(network, tmp_path / "net.pt2", **options)
     assert list(tmp_path.iterdir()) == []
