@@ -6,7 +6,7 @@ import datetime
 import os
 import platform
 from collections.abc import Collection
-from importlib.metadata import version
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -48,13 +48,14 @@ def describe_device(device: torch.device) -> str:
 
 
 def describe_measurement(device: torch.device, *packages: str) -> dict[str, Any]:
-    """Date, device and versions, also of further packages, for files of results."""
+    """Date, device and versions, also of further modules, for files of results."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     versions |= {"frame-flexible": __version__}
+    versions |= {name: import_module(name).__version__ for name in ("timm", *packages)}
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": describe_device(device),
-        "versions": versions | {name: version(name) for name in ("timm", *packages)},
+        "versions": versions,
     }
 
 

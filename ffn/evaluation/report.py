@@ -216,7 +216,7 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 
 def timing(sweep: Sweep) -> str:
     """How latencies were measured, e.g. "torch, bf16, on NVIDIA H200"."""
-    return "{runtime}, {precision}, on {device}".format_map(sweep.measured)
+    return "{runtime}, {precision}, on {device}".format_map({"runtime": "torch"} | sweep.measured)
 
 
 def _table(sweep: Sweep) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +91,9 @@ def _same_origin(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
         origin, host = headers.get("origin"), headers.get("host")
-        if origin is None or origin.partition("://")[2] in (host, *hosts):
+        site = (origin or "").partition("://")[2]
+        # Servers in front of this one may leave the port out of the host.
+        if origin is None or site in (host, *hosts) or re.sub(r":\d+$", "", site) == host:
             await app(scope, receive, send)
         else:
             wrong = f"a page of {origin} sent the request; pages of {host} are accepted"
