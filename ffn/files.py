@@ -106,6 +106,13 @@ def home() -> Path:
     return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file, 64 hex digits."""
+    import pooch
+
+    return pooch.file_hash(os.fspath(path))
+
+
 def shipped(folder: str) -> Path:
     """A folder that ships with ffn, such as "configs", of an installed package or a checkout."""
     package = Path(__file__).resolve().parent

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible, extract
+from ffn.core import FrameFlexible
 from ffn.export.deployed import DeployedNetwork, dtype_of
 from ffn.export.formats import LEAST_FRAMES, ExportError, find_format, onnx, pt2
-from ffn.export.fuse import TOLERANCE, fuse
+from ffn.export.fuse import TOLERANCE, fuse, plain_copy
 from ffn.export.int8 import Calibration, Int8Report, quantize
 from ffn.files import atomic_write, refuse_existing, write_text
 
@@ -165,23 +165,20 @@ def deploy(
         known = getattr(model, "record", None)
         record = known.to_dict() if known else {}
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
-    is_flexible = isinstance(model, FrameFlexible)
-    if is_flexible and model.frame_dim != 2:
+    if isinstance(model, FrameFlexible) and model.frame_dim != 2:
         raise ExportError(
             f"files take clips (B, C, T, H, W), and this network has its frames in dimension "
             f"{model.frame_dim}. Put ffn.extract(model, frames) into a module that permutes the "
             "clip, and export that module"
         )
-    active = model.select(frames) if is_flexible else None
     if fold:
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         # Other runtimes choose operators themselves; torch.export cannot trace these for any T.
         kernels = find_format(path) is pt2 and not dynamic_frames
         network = fuse(model, frames, example=example.to(dtype_of(model)), kernels=kernels)
+        active = network.fusion.active
     else:
-        network = extract(model, active)
-    if active is None and hasattr(model, "fusion"):
-        active = model.fusion.active
+        network, active = plain_copy(model, frames)
     deployed = DeployedNetwork(
         network.cpu(),
         shape=shape,

@@ -123,19 +123,22 @@ def fuse(
     return network.to(device)
 
 
+def plain_copy(model: nn.Module, frames: int) -> tuple[nn.Module, int | None]:
+    """A copy of a plain network, or of the sub-network for so many frames; and its count."""
+    if isinstance(model, FrameFlexible):
+        active = model.select(frames)
+        return extract(model, active), active
+    return copy.deepcopy(model), model.fusion.active if hasattr(model, "fusion") else None
+
+
 def _plain(model: nn.Module, frames: int | None) -> tuple[nn.Module, int | None]:
     """A copy of the network for so many frames, in eval mode, and its count."""
     if frames is not None and (not isinstance(frames, int) or frames < 1):
         raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
-    if isinstance(model, FrameFlexible):
-        if frames is None:
-            counts = ", ".join(map(str, model.trained_frames))
-            raise ValueError(f"frames is missing; the sub-networks are those of {counts} frames")
-        active = model.select(frames)
-        network = extract(model, active)
-    else:
-        active = model.fusion.active if hasattr(model, "fusion") else None
-        network = copy.deepcopy(model)
+    if isinstance(model, FrameFlexible) and frames is None:
+        counts = ", ".join(map(str, model.trained_frames))
+        raise ValueError(f"frames is missing; the sub-networks are those of {counts} frames")
+    network, active = plain_copy(model, frames)
     half = next((name for name, p in network.named_parameters() if p.dtype in HALVES), None)
     if half and not hasattr(model, "fusion"):
         raise ValueError(

@@ -6,7 +6,6 @@ clips (B, C, T, H, W) of any B to logits (B, K) in fp32. Several threads may cal
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible, extract
 from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
 from ffn.export.formats import Run, check_installed, open_session, require, to_onnx
-from ffn.export.fuse import fuse
+from ffn.export.fuse import fuse, plain_copy
 from ffn.export.kernels import channels_last
 
 if TYPE_CHECKING:
@@ -38,8 +36,7 @@ def run_torch(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Ru
     if clip.device.type == "cpu":
         network = _fused(model, frames, clip).to(PRECISIONS[precision])
     else:  # cuDNN adds a folded norm's bias in a pass of its own, so that folding gains nothing
-        is_flexible = isinstance(model, FrameFlexible)
-        plain = extract(model, model.select(frames)) if is_flexible else copy.deepcopy(model)
+        plain, _ = plain_copy(model, frames)
         network = _convert(plain.eval(), PRECISIONS[precision])
     return _in_precision(network, precision)
 

@@ -12,7 +12,6 @@ the ReLU, each interpolated to the size of the clip.
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ffn.core import FrameFlexible, extract
 from ffn.data import Normalize, Preprocessing
+from ffn.export.fuse import plain_copy
 from ffn.serve.clips import Clip
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
@@ -84,7 +83,8 @@ def compute_heat_map(
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
         x = Normalize(preprocessing)(pixels)
-        maps, logits = grad_cam(_plain_copy(network, x.shape[2]), x, index, layer)
+        plain = plain_copy(network, x.shape[2])[0].float().eval().requires_grad_(False)
+        maps, logits = grad_cam(plain, x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
     return HeatMap(values, classes[index], layer or LAST, clip)
@@ -144,13 +144,6 @@ def combine(maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
     total = torch.stack(scaled).sum(0).relu()
     highest = total.max()
     return total / highest if highest > 0 else total
-
-
-def _plain_copy(model: nn.Module, frames: int) -> nn.Module:
-    """A plain network for a number of frames, without gradients of its weights."""
-    flexible = isinstance(model, FrameFlexible)
-    network = extract(model, model.select(frames)) if flexible else copy.deepcopy(model)
-    return network.float().eval().requires_grad_(False)
 
 
 def _run_last(network: nn.Module, clip: Tensor, _: None) -> tuple[list[Tensor], Tensor]:

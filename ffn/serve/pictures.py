@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ffn.data.contact_sheet import WHITE, Panel, Strip, save_contact_sheet, write_line
+from ffn.data.contact_sheet import THUMBNAIL, WHITE, Panel, Strip, save_contact_sheet, write_line
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
@@ -68,16 +68,14 @@ def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | 
     lines = [f"{probability:6.1%}  {label}" for label, probability in prediction.top(5)]
     frames = ", ".join(map(str, prediction.indices))
     title = f"The {len(prediction.indices)} frames of the clip"
-    strips = [Strip(clip.pixels, f"frames {frames}")]
+    side = THUMBNAIL if heat is None else HEAT_THUMBNAIL
+    strips = [Strip(clip.pixels, f"frames {frames}", side)]
     if heat is not None:
         title = _title(heat, prediction)
         none = "" if heat.values.any() else ": no evidence"
         lines.append(f"Grad-CAM of {heat.layer}{none}")
         drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
-        strips = [
-            Strip(clip.pixels, f"frames {frames}", HEAT_THUMBNAIL),
-            Strip(drawn, "heat map", HEAT_THUMBNAIL),
-        ]
+        strips.append(Strip(drawn, "heat map", side))
     panel = Panel(f"{prediction.path}: {prediction.how}", lines, strips)
     save_contact_sheet(path, title, [panel])
 

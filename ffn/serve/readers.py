@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ffn.data import VideoError
@@ -25,7 +26,7 @@ class BlockedError(VideoError):
     """A video took too long to read."""
 
 
-class Readers:
+class Readers(AbstractContextManager):
     """Worker processes that read clips; use it as a context.
 
     Args:
@@ -40,9 +41,6 @@ class Readers:
         CONSTS.term_timeout = 0.1  # seconds from SIGTERM to SIGKILL; readers have nothing to save
         self._timeout, self._context = timeout, _context(fork)
         self._pool = ProcessPool(workers, context=self._context, initializer=start_worker)
-
-    def __enter__(self) -> Readers:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

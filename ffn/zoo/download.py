@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from ffn.files import home, write_text
+from ffn.files import home, sha256_of, write_text
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import refuse_web_page
 
@@ -71,13 +71,6 @@ def forget(path: Path) -> None:
     """Remove an unusable download and its stored hash: the next call downloads it again."""
     _hash_file(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, 64 hex digits."""
-    import pooch
-
-    return pooch.file_hash(str(path))
 
 
 def _is_right(target: Path, sha256: str | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
 
-from ffn.files import atomic_write
+from ffn.files import atomic_write, sha256_of
 
 MANIFEST = "store.json"
 TIMEOUT = 60  # seconds without data, of http
@@ -219,10 +219,3 @@ def key_of(path: str, root: str | os.PathLike[str] | None) -> str:
 def shard_name(number: int) -> str:
     """File name of a shard."""
     return f"shard-{number:05d}.bin"
-
-
-def sha256_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file in hexadecimal."""
-    import pooch
-
-    return pooch.file_hash(os.fspath(path))

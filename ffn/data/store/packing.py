@@ -31,12 +31,11 @@ from ffn.data.store.layout import (
     StoreError,
     Unreadable,
     key_of,
-    sha256_of,
     shard_name,
 )
 from ffn.data.store.video import EncodedClip, encode_clip
 from ffn.data.workers import TIMEOUT, map_in_processes
-from ffn.files import atomic_write, naming, write_text
+from ffn.files import atomic_write, naming, sha256_of, write_text
 
 QUALITY = 90
 LOCK_TIMEOUT = 3  # seconds; the workers of a killed pack end within one

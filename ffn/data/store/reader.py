@@ -18,10 +18,9 @@ from ffn.data.store.layout import (
     Unreadable,
     key_of,
     query,
-    sha256_of,
 )
 from ffn.data.store.video import StoredVideo
-from ffn.files import home
+from ffn.files import home, sha256_of
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Clip._fields)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ class Query(BaseModel):
     name: str = Field("the video", min_length=1, max_length=200)
 
 
-class Service:
+class Service(AbstractContextManager):
     """Predictors that answer many requests at once.
 
     Videos are read in worker processes, so that a bad file neither ends nor blocks the service.
@@ -93,9 +93,6 @@ class Service:
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
         self._closing, self._closed = threading.Lock(), Future()
-
-    def __enter__(self) -> Service:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
