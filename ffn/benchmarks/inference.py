@@ -19,7 +19,7 @@ from ffn.benchmarks.timing import (
 from ffn.core import FrameFlexible
 from ffn.devices import has_bf16
 from ffn.export import InferenceRunner
-from ffn.export.runtimes import available, takes_any_frames
+from ffn.export.runtimes import FILES, available
 
 REFERENCE = "unfused"
 
@@ -51,7 +51,7 @@ def compare_inference(
             peaks = {
                 form: model_bytes(model) + peak_memory(call, device)
                 for form, call in calls.items()
-                if takes_any_frames(networks[form].runtime)  # the others allocate outside torch
+                if networks[form].runtime not in FILES  # the others allocate outside torch
             }
             seconds = interleave(calls, rounds=rounds, device=device)
         subnet = f"{count} frames on sub-network {model.select(count)}"

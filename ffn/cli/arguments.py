@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 
 from ffn.cli.configs import find_config
 from ffn.files import shipped
@@ -63,15 +63,11 @@ def _check_override(_: Any, value: Any) -> None:
             raise ValueError("Options of the config are given as key=value.")
 
 
-def _convert_config(_: Any, tokens: Sequence[Token]) -> Path:
-    return find_config(tokens[0].value)
-
-
 ConfigFile = Annotated[
     Path,
     Parameter(
         name="CONFIG",
-        converter=_convert_config,
+        converter=lambda _, tokens: find_config(tokens[0].value),
         help="YAML file, or a name that `ffn configs` lists.",
     ),
 ]
@@ -86,20 +82,12 @@ Override = Annotated[
 FrameCount = Annotated[int, Parameter(validator=_check_frames)]
 FrameCounts = Annotated[Sequence[int], Parameter(validator=_check_frames)]
 FramesOrAuto = Annotated[int | Literal["auto"], Parameter(validator=_check_frames)]
-Weights = Annotated[
-    str,
-    Parameter(
-        validator=_check_weights,
-        help="Name in the zoo, a .pt or .safetensors file, or hf://user/name.",
-    ),
-]
-ManyWeights = Annotated[
-    list[str],
-    Parameter(
-        validator=_check_weights,
-        help="Names in the zoo, .pt or .safetensors files, or hf://user/name.",
-    ),
-]
+_WEIGHTS = Parameter(
+    validator=_check_weights,
+    help="By name in the zoo, .pt or .safetensors file, or hf://user/name.",
+)
+Weights = Annotated[str, _WEIGHTS]
+ManyWeights = Annotated[list[str], _WEIGHTS]
 Device = Annotated[
     str | None, Parameter(help="cpu, cuda, cuda:1, …; default: cuda if there is one.")
 ]

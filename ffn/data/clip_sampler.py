@@ -52,14 +52,10 @@ class ClipSampler(Sampler[tuple]):
         repeats: int = 1,
         frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
     ) -> None:
-        if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
+        if min(size, batch_size, repeats) < 1 or batch_size % repeats or not 0 <= rank < world_size:
             raise ValueError(
-                f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
-                "expected size and batch_size of at least 1 and 0 <= rank < world_size"
-            )
-        if repeats < 1 or batch_size % repeats:
-            raise ValueError(
-                f"repeats is {repeats} with batch_size {batch_size}; expected a divisor of it"
+                f"size {size}, batch_size {batch_size}, repeats {repeats}, rank {rank} of "
+                f"{world_size}; expected at least 1, batches of whole repeats, and an existing rank"
             )
         if shuffle and size < batch_size // repeats * world_size:
             raise ValueError(
@@ -130,11 +126,11 @@ class FrameCounts:
 
     def __post_init__(self) -> None:
         for view, drawn in self.probabilities.items():
-            if min(drawn, default=0) < 1:
-                raise ValueError(f"view {view} has {sorted(drawn)} frames; expected at least 1")
-            if min(drawn.values()) < 0 or not math.isclose(sum(drawn.values()), 1):
+            shares = drawn.values()
+            if min(drawn, default=0) < 1 or min(shares) < 0 or not math.isclose(sum(shares), 1):
                 raise ValueError(
-                    f"the probabilities of view {view} are {dict(drawn)}; their sum must be 1"
+                    f"view {view} has numbers of frames with probabilities {dict(drawn)}; expected "
+                    "at least 1 frame, and the sum 1"
                 )
 
     def __call__(self, epoch: int, batch: int) -> dict[int, int]:

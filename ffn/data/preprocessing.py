@@ -36,14 +36,11 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(x) for x in self.mean))
         object.__setattr__(self, "std", tuple(float(x) for x in self.std))
-        if not isinstance(self.crop, int) or not isinstance(self.resize, int):
+        sizes = (self.crop, self.resize)
+        if not all(isinstance(size, int) for size in sizes) or not 1 <= self.crop <= self.resize:
             raise ValueError(
-                f"crop is {self.crop!r} and resize {self.resize!r}; expected whole numbers"
-            )
-        if self.crop < 1 or self.resize < self.crop:
-            raise ValueError(
-                f"crop {self.crop} does not fit into resize {self.resize}; "
-                "expected 1 <= crop <= resize"
+                f"crop is {self.crop!r} and resize {self.resize!r}; expected whole numbers, "
+                "1 <= crop <= resize"
             )
         refusal = FRAME_PIXELS.refusal(self.resize**2)
         if refusal:

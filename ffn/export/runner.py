@@ -18,7 +18,7 @@ from ffn.core import FrameFlexible
 from ffn.devices import describe_device, has_bf16
 from ffn.export.formats import ExportError, Run
 from ffn.export.fuse import TOLERANCE, FuseError
-from ffn.export.runtimes import PRECISIONS, RUNTIMES, available, check_runtime, takes_any_frames
+from ffn.export.runtimes import FILES, PRECISIONS, RUNTIMES, available, check_runtime
 from ffn.files import write_text
 from ffn.version import __version__
 
@@ -136,27 +136,20 @@ class InferenceRunner:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if "auto" in (self.runtime, self.precision):
                 self._resolve(clip.clone())
-            key = self._key(clip)
+            frames = clip.shape[self._time]
+            key = (self.select(frames), *(clip.shape[1:] if self.runtime in FILES else ()))
             if key not in self._runs:
                 self._runs[key] = self._build(self.runtime, self.precision, clip.clone())
-                while len(self._runs) > self._most():
+                size = 4 * sum(p.numel() for p in self._model.parameters())
+                while len(self._runs) > max(KEPT, KEPT_BYTES // max(size, 1)):
                     self._runs.popitem(last=False)
             self._runs.move_to_end(key)
-            run, frames = self._runs[key], clip.shape[self._time]
+            run = self._runs[key]
             if self.runtime == "unfused":
                 return run
             if frames not in self._checked:
                 self._checked[frames] = self._is_right(run, clip.clone())
             return run if self._checked[frames] else self._as_trained
-
-    def _key(self, clip: Tensor) -> tuple:
-        shape = () if takes_any_frames(self.runtime) else tuple(clip.shape[1:])
-        return (self.select(clip.shape[self._time]), *shape)
-
-    def _most(self) -> int:
-        """How many built networks are kept."""
-        size = 4 * sum(p.numel() for p in self._model.parameters())
-        return max(KEPT, KEPT_BYTES // max(size, 1))
 
     def _build(self, runtime: str, precision: str, clip: Tensor) -> Run:
         try:

@@ -126,7 +126,7 @@ RUNTIMES: dict[str, Build] = {
     "openvino": run_openvino,
     "unfused": run_unfused,
 }
-_FILES = ("onnxruntime", "openvino")  # runtimes of files, on a CPU
+FILES = ("onnxruntime", "openvino")  # for one T, height and width; on a CPU
 
 
 def check_runtime(runtime: str, device: str) -> None:
@@ -138,7 +138,7 @@ def check_runtime(runtime: str, device: str) -> None:
     """
     if runtime == "compile" and device == "cpu" and not has_compiler():
         raise ImportError(f"{NO_COMPILER}. Install one, or choose another runtime")
-    if runtime in _FILES:
+    if runtime in FILES:
         if device != "cpu":
             raise ValueError(f"{runtime} runs on the CPU; the network is on {device}")
         for name in ("onnx", "onnxscript", runtime):
@@ -153,11 +153,6 @@ def available(device: str) -> list[str]:
             check_runtime(runtime, device)
             found.append(runtime)
     return [runtime for runtime in found if runtime != "unfused"]
-
-
-def takes_any_frames(runtime: str) -> bool:
-    """Whether a built network also runs clips of another T, height and width."""
-    return runtime not in _FILES
 
 
 def _fused(model: nn.Module, frames: int, clip: Tensor, *, kernels: bool = True) -> nn.Module:

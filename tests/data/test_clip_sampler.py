@@ -92,7 +92,7 @@ def test_copies_of_a_video_are_in_one_batch(repeats, world_size):
 
 def test_sampler_refuses():
     for options, message in (
-        ({"repeats": 2}, "repeats is 2 with batch_size 3"),
+        ({"repeats": 2}, "batch_size 3, repeats 2"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"world_size": 10}, "do not fill one batch of 3 on each of 10"),
         ({"shuffle": False, "frame_counts": FrameCounts(RANGES)}, "set shuffle=True"),

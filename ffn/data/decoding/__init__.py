@@ -15,19 +15,6 @@ from ffn.data.decoding.names import PATTERN, check_pattern
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import Video, VideoError
 
-__all__ = [
-    "DECODERS",
-    "PATTERN",
-    "FrameFolder",
-    "PyAVDecoder",
-    "Video",
-    "VideoError",
-    "VideoMetadata",
-    "check_pattern",
-    "open_video",
-    "probe",
-]
-
 DECODERS = {
     "auto": PyAVDecoder,  # correct for every file that FFmpeg decodes, and the fastest measured
     "pyav": PyAVDecoder,

@@ -6,5 +6,3 @@ from ffn.data.store.layout import StoreError
 from ffn.data.store.packing import PackReport, pack
 from ffn.data.store.reader import ClipStore
 from ffn.data.store.video import StoredVideo
-
-__all__ = ["ClipStore", "PackReport", "StoreError", "StoredVideo", "pack"]

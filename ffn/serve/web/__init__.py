@@ -4,5 +4,3 @@ from ffn.serve.web.app import create_app
 from ffn.serve.web.connections import bounded_protocol
 from ffn.serve.web.page import mount_page
 from ffn.serve.web.service import Limits, Query, Service
-
-__all__ = ["Limits", "Query", "Service", "bounded_protocol", "create_app", "mount_page"]

@@ -12,12 +12,3 @@ from ffn.zoo.remap.foreign import (
     preprocessing_of,
     rename,
 )
-
-__all__ = [
-    "SOURCES",
-    "detect_source",
-    "from_foreign",
-    "preprocessing_of",
-    "read_foreign",
-    "rename",
-]

@@ -86,7 +86,8 @@ def _find_state(path: Path, content: Any) -> dict[str, Tensor]:
         state = state[found[0]] if found else state
         for other in (key for key in found[1:] if "ema" in key):
             _log.warning(f"{path}: taken is {found[0]}; for the average {other}, save it alone")
-    if not _is_state(state):
+    entries = state.items() if isinstance(state, dict) else ()
+    if not entries or not all(isinstance(k, str) and isinstance(x, Tensor) for k, x in entries):
         raise WeightsError(f"{path} contains no state_dict of tensors, but {_describe(content)}")
     return state
 
@@ -123,14 +124,6 @@ class _ArraysOnly(pickle.Unpickler):
                 "code; it is not loaded"
             )
         return found
-
-
-def _is_state(state: Any) -> bool:
-    return (
-        isinstance(state, dict)
-        and bool(state)
-        and all(isinstance(k, str) and isinstance(x, Tensor) for k, x in state.items())
-    )
 
 
 def _describe(content: Any) -> str:
