@@ -70,7 +70,7 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     size = sum(value.numel() * value.element_size() for value in state.values())
     if size > 4 * path.stat().st_size:  # one value may stand for many
         raise WeightsError(f"{path} is damaged: its tensors have {size:,} bytes, more than it")
-    names = {key: _INNER.sub("", key) for key in state if key != "n_averaged"}
+    names = {k: _INNER.sub("", k).removeprefix("module.") for k in state if k != "n_averaged"}
     for prefix in _OUTER * 3:
         if all(name.startswith(prefix) for name in names.values()):
             names = {key: name.removeprefix(prefix) for key, name in names.items()}
