@@ -78,8 +78,5 @@ def test_a_sub_network_has_the_parameters_of_its_extract() -> None:
     private = 2 * 6 + 3  # a norm's weight and bias, an alteration
     assert count_parameters(model) == count_parameters(plain()) + 3 + private
 
-
-def test_a_shared_parameter_counts_once() -> None:
     linear = nn.Linear(3, 3)
-
-    assert count_parameters(nn.Sequential(linear, linear)) == 12
+    assert count_parameters(nn.Sequential(linear, linear)) == 12  # shared ones count once

@@ -25,14 +25,10 @@ def test_metrics_equal_a_loop(classes: int, ties: bool) -> None:
     assert accuracy(ranks, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_logits_that_are_not_finite_are_marked(value: float) -> None:
-    logits = torch.tensor([[1.0, 2.0], [value, 0.0], [0.0, 1.0]])
-
-    assert label_ranks(logits, torch.tensor([1, 1, 0])).tolist() == [0, NOT_FINITE, 1]
-
-
-def test_logits_that_are_not_finite_count_as_wrong() -> None:
+def test_logits_that_are_not_finite_are_marked_and_count_as_wrong() -> None:
+    for value in (torch.nan, torch.inf, -torch.inf):
+        logits = torch.tensor([[1.0, 2.0], [value, 0.0], [0.0, 1.0]])
+        assert label_ranks(logits, torch.tensor([1, 1, 0])).tolist() == [0, NOT_FINITE, 1]
     found = accuracy(torch.tensor([NOT_FINITE, 0, 4, 5]), torch.tensor([0, 0, 1, 1]))
 
     assert found == {"top1": 25, "top5": 50, "mean_class": 25}

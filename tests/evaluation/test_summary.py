@@ -29,13 +29,8 @@ def test_a_plain_network_by_hand() -> None:
 
     assert text.splitlines()[0] == "TSM; clip (1, 3, 3, 32, 32)"
     assert text.splitlines()[1].split() == ["stage", "output", "parameters", "M", "MACs"]
-    assert list(table) == [
-        "net.conv1",
-        "net.bn1",
-        *(f"net.layer{i}" for i in (1, 2, 3, 4)),
-        "net.fc",
-        "total",
-    ]
+    layers = [f"net.layer{i}" for i in (1, 2, 3, 4)]
+    assert list(table) == ["net.conv1", "net.bn1", *layers, "net.fc", "total"]
     # Stage 1: two 3 x 3 convolutions of 16 channels and their norms, on 3 frames of 16 x 16.
     weights = 2 * 9 * 16 * 16
     macs = weights * 3 * 16 * 16

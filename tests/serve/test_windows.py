@@ -119,12 +119,9 @@ def test_segments_of_several_labels_may_overlap() -> None:
     assert segments(merge_windows(windows, threshold=0.85)) == [(0, 2, "up", 0.9)]
 
 
-def test_a_gap_between_windows_ends_a_segment() -> None:
+def test_gaps_between_windows_and_no_windows() -> None:
     found = merge_windows([window(0, 1, [0.9, 0.1, 0.0]), window(2, 3, [0.7, 0.3, 0.0])])
     assert segments(found) == [(0, 1, "up", 0.9), (2, 3, "up", 0.7)]
-
-
-def test_no_windows() -> None:
     assert merge_windows([]) == []
     with pytest.raises(ValueError, match="has no start and end"):
         merge_windows([window(None, None, [1.0, 0.0, 0.0])])
