@@ -45,12 +45,10 @@ class Inventory:
         from that video.
         """
         found: dict[str, list[str]] = defaultdict(list)
-        for path in self.videos:
+        videos = {video_name(path) for path in self.videos}
+        folders = (path for path in self.folders if video_name(path) not in videos)
+        for path in (*self.videos, *folders):
             found[video_name(path)].append(path)
-        videos = set(found)
-        for path in self.folders:
-            if video_name(path) not in videos:
-                found[video_name(path)].append(path)
         return dict(found)
 
     def find_list(self, pattern: str) -> list[Path]:

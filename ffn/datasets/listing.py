@@ -10,10 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from ffn.data.lists import is_label
-from ffn.datasets.disk import Inventory, video_name
+from ffn.datasets.disk import Inventory
 from ffn.registry import Registry
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a list may have tabs in its cells
@@ -293,9 +294,7 @@ def _find_unlisted(listing: Listing, disk: Inventory) -> None:
     A frame folder with the name of a video holds its frames and is not reported.
     """
     named = {entry.path for entry in listing.entries} | listing.known
-    videos = {video_name(path) for path in disk.videos}
-    folders = (path for path in disk.folders if video_name(path) not in videos)
-    for path in (*disk.videos, *folders):
+    for path in chain(*disk.by_name.values()):
         if path not in named:
             listing.add_problem("unlisted", "", path, "is on disk, but in no list")
 
