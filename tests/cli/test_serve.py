@@ -177,7 +177,8 @@ def test_attacks_are_refused(process, videos, tmp_path) -> None:
     assert int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) - before < 200_000  # kB
 
     body, form = Path(videos[0]).read_bytes(), "application/x-www-form-urlencoded"
-    for more in ({"Origin": address}, {"Host": "localhost"}, {"Content-Type": form}):
+    proxied = {"Host": "localhost", "Origin": "https://localhost:8443"}
+    for more in ({"Origin": address}, proxied, {"Content-Type": form}):
         assert ask(address, "POST", "/api/predict?frames=4", body, more).status == 200
     (uploaded,) = json.loads(upload(address, Path(videos[0])))
     given = {"path": uploaded, "meta": {"_type": "gradio.FileData"}}
