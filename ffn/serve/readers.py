@@ -8,16 +8,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import BrokenExecutor, CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffn.data import VideoError
 from ffn.data.workers import memory_cause, start_forkserver, start_worker
 from ffn.serve.clips import Clip, ClipReader, read_together
 from ffn.serve.inputs import Input
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
 
 END_SECONDS = 2.0  # for the processes to end
 
@@ -40,7 +45,11 @@ class Readers(AbstractContextManager):
 
         CONSTS.term_timeout = 0.1  # seconds from SIGTERM to SIGKILL; readers have nothing to save
         self._timeout, self._context = timeout, _context(fork)
-        self._pool = ProcessPool(workers, context=self._context, initializer=start_worker)
+        self._start_pool = partial(
+            ProcessPool, workers, context=self._context, initializer=start_worker
+        )
+        self._pool, self._lock = self._start_pool(), threading.Lock()
+        self.alive = True  # whether videos are still read
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -71,7 +80,7 @@ class Readers(AbstractContextManager):
         folder = tempfile.TemporaryDirectory(prefix="ffn-clips-")
         path, name = Path(folder.name, "clips"), str(given)
         arguments = (tuple(readers), given, start, end, path)
-        task = self._pool.schedule(_read, args=arguments, timeout=self._timeout)
+        task = self._running_pool().schedule(_read, args=arguments, timeout=self._timeout)
 
         def wait() -> list[Clip]:
             ends = time.monotonic() + 2 * self._timeout  # with the wait for a free process
@@ -86,7 +95,7 @@ class Readers(AbstractContextManager):
                     task.cancel()
                     cause = f"took more than {self._timeout:g} s to read"
                     raise BlockedError(name, cause) from None
-                except (ProcessExpired, CancelledError):
+                except (ProcessExpired, CancelledError, BrokenExecutor):
                     raise VideoError(name, "it ended the process that read it") from None
                 return pickle.loads(path.read_bytes())
 
@@ -104,13 +113,16 @@ class Readers(AbstractContextManager):
         first.join()
         self._pool.schedule(int).result(600)
 
-    @property
-    def alive(self) -> bool:
-        """Whether videos are still read."""
-        return bool(self._pool.active)
+    def _running_pool(self) -> ProcessPool:
+        """The pool; a new one if the processes ended, as by the system, while they had no video."""
+        with self._lock:
+            if self.alive and not self._pool.active:
+                self._pool = self._start_pool()
+            return self._pool
 
     def close(self) -> None:
         """End the processes; videos that are being read are given up."""
+        self.alive = False
         self._pool.stop()
         # pebble's own limit is not kept by a pool that was stopped.
         joining = threading.Thread(target=self._pool.join, daemon=True)

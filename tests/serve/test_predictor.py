@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from serve_files import CLASSES, PREPROCESSING, save_network
 import ffn
 from ffn.data import EvalTransform, VideoError, segment_center
 from ffn.serve import Predictor
+from ffn.serve.readers import Readers
 from ffn.zoo import create_model, save_weights
 
 
@@ -101,3 +103,14 @@ def test_the_pattern_of_frames_is_that_of_the_training(tmp_path, weights, pixels
         assert torch.equal(predictor(frames).probabilities, expected)
     with pytest.raises(VideoError, match=r"img_\{:05d\}\.png.*--pattern"):
         Predictor(weights)(frames)
+
+
+def test_readers_that_the_system_killed_are_replaced(weights, pixels):
+    reader, others = Predictor(weights).reader(frames=4), multiprocessing.active_children()
+    with Readers(1, 60, fork=True) as readers:
+        expected = readers.read([reader], pixels)[0]
+        for worker in {*multiprocessing.active_children()} - {*others}:
+            worker.kill()
+            worker.join()
+        time.sleep(0.5)  # the pool finds out
+        assert torch.equal(readers.read([reader], pixels)[0].pixels, expected.pixels)
