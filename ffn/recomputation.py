@@ -45,7 +45,9 @@ def _restored_before_use(restore: Callable[[], None]) -> AbstractContextManager[
     """Call ``restore`` before a tensor that this context saves is used."""
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # as in torch.func
         return nullcontext()
-    outer = torch._C._autograd._top_saved_tensors_default_hooks(False)  # as of save_on_cpu
+    # Such as those of save_on_cpu; torch 2.6 cannot tell them, and they are left out there.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    outer = top(False)
 
     def pack(x: Tensor) -> tuple[Any, int]:
         # An output of a node that refers to its node is never freed without a backward.
