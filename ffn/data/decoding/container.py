@@ -231,7 +231,7 @@ def read_timeline(
         times, starts = np.sort(shown), shown[is_keyframe]
         keyframe_times = np.sort(starts)
         open_gop = bool((shown < starts[is_keyframe.cumsum() - 1]).any())
-        in_doubt = context.has_b_frames and np.array_equal(times, shown)
+        in_doubt = len(shown) > 1 and context.has_b_frames and np.array_equal(times, shown)
     elif count:
         times = _decode_times(path)
     return Timeline(
