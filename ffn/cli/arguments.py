@@ -84,7 +84,7 @@ FrameCounts = Annotated[Sequence[int], Parameter(validator=_check_frames)]
 FramesOrAuto = Annotated[int | Literal["auto"], Parameter(validator=_check_frames)]
 _WEIGHTS = Parameter(
     validator=_check_weights,
-    help="By name in the zoo, .pt or .safetensors file, or hf://user/name.",
+    help="Name in the zoo, .pt or .safetensors file, or hf://user/name.",
 )
 Weights = Annotated[str, _WEIGHTS]
 ManyWeights = Annotated[list[str], _WEIGHTS]
