@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, ValidationError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
+from cyclopts import UnknownOptionError, ValidationError
 
 Command = Callable[..., int | None]
 
@@ -48,6 +49,9 @@ def call(
         message = str(error)
         if isinstance(error, ValidationError) and error.argument:
             message = f"{error.argument.name}: {error.exception_message}"
+        if isinstance(error, MissingArgumentError) and not error.keyword:
+            expected = error.argument.parameter.help
+            message = f"{error.argument.name} is missing" + (f": {expected}" if expected else ".")
         raise UsageError(f"{message} {hint}") from error
 
 

@@ -57,7 +57,7 @@ def test_overrides_in_any_position(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_errors_of_the_parser() -> None:
     for arguments, named in (
         (f"{CONFIG} --weihgts {WEIGHTS}", "--weights"),
-        (CONFIG, "--weights"),
+        (CONFIG, "--weights is missing: Name in the zoo"),
         (f"{CONFIG} --weights {WEIGHTS} --epochs 3", "key=value"),
         (f"{CONFIG} --weights {WEIGHTS} --frames 0", "--frames"),
         (f"{CONFIG} --weights {WEIGHTS} --frames many", "--frames"),
