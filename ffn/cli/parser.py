@@ -7,8 +7,15 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
-from cyclopts import UnknownOptionError, ValidationError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    ValidationError,
+)
 
 Command = Callable[..., int | None]
 
