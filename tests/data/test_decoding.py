@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from fractions import Fraction
@@ -121,6 +122,19 @@ def test_distant_frames_are_sought(write_video, tmp_path, monkeypatch):
     )
     video.read([35, 0])
     assert len(decoded) == 5
+
+
+def test_a_read_video_needs_no_garbage_collection(write_video, tmp_path):
+    """Frames that stay until a collection would fill the memory of long runs."""
+    path = write_video(tmp_path / "a.mp4", 10)
+    open_video(path).read([3])
+    gc.collect()
+    gc.disable()
+    try:
+        open_video(path).read([3])
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_time_range_is_half_open(write_video, tmp_path):

@@ -127,9 +127,7 @@ def to_rgb(frame: av.VideoFrame, turns: dict[int, Turn] | None = None) -> np.nda
 
     Args:
         frame: The frame.
-        turns: Turns of the frames of a file by their rotation; filled. The matrix of a frame is
-            read once per rotation: PyAV keeps a frame whose matrix was read until memory is
-            collected.
+        turns: Turns of the frames of a file by their rotation; filled.
     """
     turns = {} if turns is None else turns
     if frame.rotation not in turns:
@@ -141,11 +139,12 @@ def to_rgb(frame: av.VideoFrame, turns: dict[int, Turn] | None = None) -> np.nda
 
 
 def _turn(frame: av.VideoFrame) -> Turn:
-    from av.sidedata.sidedata import Type
+    from av.sidedata.sidedata import SideDataContainer, Type
 
     forward, backward = slice(None), slice(None, None, -1)
     try:
-        matrix = frame.side_data.get(Type.DISPLAYMATRIX)
+        # `frame.side_data` would refer to the frame, which then stays until garbage is collected.
+        matrix = SideDataContainer(frame).get(Type.DISPLAYMATRIX)
     except ValueError:  # the frame has side data of a kind that PyAV does not know
         angle = np.deg2rad(frame.rotation)
         a, b, c, d = np.cos(angle), -np.sin(angle), np.sin(angle), np.cos(angle)
