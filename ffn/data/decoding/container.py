@@ -119,26 +119,16 @@ def decode_frames(
         raise VideoError(path, cause) from None
 
 
-Turn = tuple[bool, slice, slice]  # whether rows become columns; the order of rows, of columns
-
-
-def to_rgb(frame: av.VideoFrame, turns: dict[int, Turn] | None = None) -> np.ndarray:
-    """Pixels of a frame, uint8 RGB (H, W, 3), rotated and mirrored as for display.
-
-    Args:
-        frame: The frame.
-        turns: Turns of the frames of a file by their rotation; filled.
-    """
-    turns = {} if turns is None else turns
-    if frame.rotation not in turns:
-        turns[frame.rotation] = _turn(frame)
-    is_transposed, rows, columns = turns[frame.rotation]
+def to_rgb(frame: av.VideoFrame) -> np.ndarray:
+    """Pixels of a frame, uint8 RGB (H, W, 3), rotated and mirrored as for display."""
+    is_transposed, rows, columns = _turn(frame)
     # One thread, as decoding: FFmpeg would start one per core for each frame and wait for them.
     image = frame.to_ndarray(format="rgb24", threads=1)
     return (image.swapaxes(0, 1) if is_transposed else image)[rows, columns]
 
 
-def _turn(frame: av.VideoFrame) -> Turn:
+def _turn(frame: av.VideoFrame) -> tuple[bool, slice, slice]:
+    """Whether rows become columns, and the order of rows and of columns."""
     from av.sidedata.sidedata import SideDataContainer, Type
 
     forward, backward = slice(None), slice(None, None, -1)

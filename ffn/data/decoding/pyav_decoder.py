@@ -41,7 +41,7 @@ class PyAVDecoder(Video):
     """
 
     def __init__(self, path: str, frames: int | None = None) -> None:
-        self.path, self._turns = path, {}
+        self.path = path
         self._container = open_container(path)
         self._stream = video_stream(self._container)
         # A container and its streams refer to each other. Without an explicit close, open decoders
@@ -94,7 +94,7 @@ class PyAVDecoder(Video):
                     return images
                 reached = frame.pts
                 if frame.pts in index_of:
-                    images[index_of[frame.pts]] = to_rgb(frame, self._turns)
+                    images[index_of[frame.pts]] = to_rgb(frame)
         return images
 
     def _decode_from_keyframe(
@@ -135,7 +135,7 @@ class PyAVDecoder(Video):
                     self._check_complete(position)
                     times = None  # another order than that of the times
                 if position == index:
-                    yield index, to_rgb(frame, self._turns)
+                    yield index, to_rgb(frame)
                     index = next(wanted, None)
         if index is not None:
             raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", index)
