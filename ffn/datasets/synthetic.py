@@ -14,9 +14,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cyclopts
 import numpy as np
@@ -27,6 +29,8 @@ from ffn.files import explain, write_csv, write_text
 FORMAT = 2  # increase it when the same parameters give other videos
 FRAME_RATE = 20
 SPLITS = ("train", "val")
+
+Draw = Callable[[str, str, np.random.Generator], np.ndarray]
 
 
 def generate(
@@ -61,7 +65,6 @@ def generate(
     Raises:
         FileExistsError: if `folder` holds anything else; it stays unchanged.
     """
-    folder = Path(folder)
     parameters = {
         "train_per_class": train_per_class,
         "val_per_class": val_per_class,
@@ -70,16 +73,53 @@ def generate(
         "seed": seed,
         "format": FORMAT,
     }
+    return write(folder, parameters, CLASSES, partial(_draw, size=size, frames=frames), workers)
+
+
+def _draw(name: str, split: str, rng: np.random.Generator, size: int, frames: int) -> np.ndarray:
+    return draw(name, size=size, frames=frames, rng=rng)
+
+
+def write(
+    folder: str | Path,
+    parameters: dict[str, Any],
+    classes: Sequence[str],
+    draw: Draw,
+    workers: int = 0,
+    quantizers: tuple[int, int] = (20, 20),
+) -> Path:
+    """Write a generated data set, or return at once if `folder` already holds it.
+
+    Args:
+        folder: As that of `generate`, which says what is written.
+        parameters: All that the videos depend on; with `train_per_class`, `val_per_class`,
+            `frames` and `seed`.
+        classes: Their names.
+        draw: Draws a video (T, H, W, 3) uint8 from its class, its split and a random generator.
+        workers: Number of processes; 0 runs in this process.
+        quantizers: Range of H.264's quantizer.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileExistsError: if `folder` holds anything else; it stays unchanged.
+    """
+    folder = Path(folder)
     if _holds(folder, parameters):
         return folder
 
-    partial = folder.absolute().with_name(f".{folder.absolute().name}.partial-{os.getpid()}")
+    partial_folder = folder.absolute().with_name(f".{folder.absolute().name}.partial-{os.getpid()}")
     try:
-        (partial / "videos").mkdir(parents=True)
-        _write(partial, parameters, workers)
-        partial.rename(folder)  # also where an empty folder is
+        (partial_folder / "videos").mkdir(parents=True)
+        jobs = _write_lists(partial_folder, parameters, classes)
+        _write_videos(jobs, partial(_write_video, draw, quantizers), workers)
+        write_text(
+            partial_folder / "dataset.json", json.dumps({"parameters": parameters}, indent=2) + "\n"
+        )
+        partial_folder.rename(folder)  # also where an empty folder is
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     return folder
 
 
@@ -103,43 +143,50 @@ def _holds(folder: Path, parameters: dict[str, int]) -> bool:
     return True
 
 
-def _write(folder: Path, parameters: dict[str, int], workers: int) -> None:
+def _write_lists(
+    folder: Path, parameters: dict[str, Any], classes: Sequence[str]
+) -> list[tuple[Path, str, str, list[int]]]:
+    """Write lists and class names; returns path, class, split and seed of each video."""
     jobs = []
     for split in SPLITS:
-        videos = {
-            f"videos/{split}_{name}_{index:04d}.mp4": (name, index)
-            for name in CLASSES
-            for index in range(parameters[f"{split}_per_class"])
-        }
-        jobs += [(folder / path, split, *video, parameters) for path, video in videos.items()]
-        rows = [(path, name, parameters["frames"]) for path, (name, _) in videos.items()]
+        rows = []
+        for label, name in enumerate(classes):
+            for index in range(parameters[f"{split}_per_class"]):
+                path = f"videos/{split}_{name}_{index:04d}.mp4"
+                rows.append((path, name, parameters["frames"]))
+                seed = [parameters["seed"], SPLITS.index(split), label, index]
+                jobs.append((folder / path, name, split, seed))
         write_csv(folder / f"{split}.csv", [("path", "label", "frames"), *rows])
-    write_text(folder / "classes.txt", "\n".join(CLASSES) + "\n")
+    write_text(folder / "classes.txt", "\n".join(classes) + "\n")
+    return jobs
 
+
+def _write_videos(jobs: list[Any], write_video: Callable[[Any], None], workers: int) -> None:
     if workers:
         with ProcessPoolExecutor(workers) as pool:
-            list(pool.map(_write_video, jobs, chunksize=16))
+            list(pool.map(write_video, jobs, chunksize=16))
     else:
         for job in jobs:
-            _write_video(job)
-
-    write_text(folder / "dataset.json", json.dumps({"parameters": parameters}, indent=2) + "\n")
+            write_video(job)
 
 
-def _write_video(job: tuple[Path, str, str, int, dict[str, int]]) -> None:
+def _write_video(
+    draw: Draw, quantizers: tuple[int, int], job: tuple[Path, str, str, list[int]]
+) -> None:
     """Draw and encode one video."""
-    path, split, name, index, parameters = job
-    seed = [parameters["seed"], SPLITS.index(split), CLASSES.index(name), index]
+    path, name, split, seed = job
     rng = np.random.default_rng(seed)
-    _encode(path, draw(name, size=parameters["size"], frames=parameters["frames"], rng=rng))
+    video = draw(name, split, rng)
+    low, high = quantizers
+    _encode(path, video, int(rng.integers(low, high + 1)))
 
 
-def _encode(path: Path, video: np.ndarray) -> None:
+def _encode(path: Path, video: np.ndarray, quantizer: int) -> None:
     """Write uint8 RGB frames (T, H, W, 3) as H.264 in mp4."""
     import av  # only needed to write
 
     # The output of x264's rate control varies between runs; a constant quantizer is deterministic.
-    options = {"qp": "20", "preset": "veryfast", "threads": "1"}
+    options = {"qp": str(quantizer), "preset": "veryfast", "threads": "1"}
     with path.open("wb") as file, av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAME_RATE, options=options)
         stream.height, stream.width = video.shape[1:3]
