@@ -27,6 +27,7 @@ CONFIGS = {
     "hmdb51": "hmdb51/tsm_r50",
     "ucf101": "hmdb51/tsm_r50",
     **dict.fromkeys(("k400", "k600", "k700"), "k400/tsm_r50"),
+    "grid": "quickstart/own_motions",
 }
 OWN_CONFIG = "quickstart/own_clips_plain"
 
@@ -62,7 +63,8 @@ def prepare(
     Exit status: 0: done. 1: the index is written, and problems are listed. 2: error.
 
     Args:
-        dataset: sthv1, sthv2, k400, k600, k700, hmdb51, ucf101, jester, or folder: your own videos.
+        dataset: sthv1, sthv2, k400, k600, k700, hmdb51, ucf101, jester, grid, or folder: your own
+            videos.
         root: Folder of the data set, or of one of several copies of its videos.
         output: Folder of the index; default: ROOT/index.
         annotations: Folder of the official lists; default: found under ROOT.
@@ -112,10 +114,11 @@ def _show(summary: Summary) -> None:
     from rich.table import Table
 
     table = Table("split", "listed", "in index", "classes")
-    for split, numbers in summary.description["fingerprint"]["videos_per_class"].items():
-        listed, indexed = summary.description["listed"].get(split, 0), sum(numbers.values())
-        found = sum(map(bool, numbers.values()))
-        table.add_row(split, str(listed), str(indexed), f"{found} of {len(summary.classes)}")
+    about = summary.description["fingerprint"]
+    for split, numbers in about["videos_per_class"].items():
+        listed, indexed = summary.description["listed"].get(split, 0), about["videos"][split]
+        found = f"{sum(map(bool, numbers.values()))} of {len(numbers)}" if numbers else "texts"
+        table.add_row(split, str(listed), str(indexed), found)
     Console(soft_wrap=True, highlight=False).print(table)
     for note in summary.notes:
         print(f"note: {note}")
@@ -149,10 +152,12 @@ def train_command(dataset: str, summary: Summary, root: Path, pattern: str | Non
     videos = summary.description["fingerprint"]["videos"]
     splits = [name for name, count in videos.items() if count]
     train = next((name for name in splits if name.endswith("train")), splits[0])
-    held_out = next((name for name in splits if name != train), None)
+    fold = train.rpartition("/")[0]
+    held_out = next((n for n in splits if n != train and n.rpartition("/")[0] == fold), None)
     options = [f"data.root={root}", f"data.train={index}/{train}.csv"]
     options += [f"data.val={index}/{held_out}.csv"] if held_out else []
-    options += [f"data.classes={index}/classes.txt"]
+    written = {f"{fold}/classes.txt", "classes.txt"} & {*summary.description["files"]}
+    options += [f"data.classes={index}/{name}" for name in written]
     options += [f"data.frame_pattern={pattern}"] if pattern else []
     pairs = summary.description["flip"]["pairs"]
     if dataset not in CONFIGS and pairs and not summary.description["flip"]["unpaired"]:

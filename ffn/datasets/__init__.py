@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ffn.datasets import actions, folders, kinetics, something  # noqa: F401  (they register)
+from ffn.datasets import actions, folders, grid, kinetics, something  # noqa: F401  (they register)
 from ffn.datasets.copies import CopySettings
 from ffn.datasets.disk import Inventory
 from ffn.datasets.listing import (

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from ffn.data.suffixes import COPIES, VIDEO_SUFFIXES, are_frames, is_system_name
 
 INDEX = {"dataset.json", "problems.csv"}  # files of the folder of an index
-LIST_SUFFIXES = (".csv", ".json", ".txt")
+LIST_SUFFIXES = (".align", ".csv", ".json", ".txt")
 SPLIT_FOLDERS = {  # names of the folder, and parts of that of the list, in lower case
     "train": ("train", "training"),
     "val": ("val", "valid", "validate", "validation"),

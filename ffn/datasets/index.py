@@ -15,7 +15,7 @@ from ffn.datasets.listing import Entry, Listing
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.files import printable, write_csv, write_text
 
-COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
+COLUMNS = ("frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
 
 
@@ -61,9 +61,12 @@ def write_index(
         if chosen:  # an empty list cannot be read
             files.append(f"{split}.csv")
             (output / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-            write_csv(output / files[-1], _rows(chosen, facts))
-    files.append("classes.txt")
-    write_text(output / "classes.txt", "".join(f"{name}\n" for name in listing.classes))
+            kind = "label" if listing.classes_of(split) else "text"
+            write_csv(output / files[-1], _rows(chosen, facts, kind))
+    for fold, names in (listing.fold_classes or {"": listing.classes}).items():
+        if names:
+            files.append(str(PurePosixPath(fold, "classes.txt")))
+            write_text(output / files[-1], "".join(f"{name}\n" for name in names))
     pairs, unpaired = mirror_pairs(listing.classes), mirror_problems(listing.classes)
     if pairs:
         files.append("flip_pairs.yaml")
@@ -95,12 +98,12 @@ def fingerprint(listing: Listing, entries: Sequence[Entry]) -> dict[str, Any]:
     official lists, so the paths of the files do not matter.
     """
     lines = sorted(f"{entry.split}\t{entry.name}\t{entry.label}\n" for entry in entries)
-    per_class = {}
+    per_class, videos = {}, Counter(entry.split for entry in entries)
     for split in listing.splits:
         labels = Counter(entry.label for entry in entries if entry.split == split)
-        per_class[split] = {name: labels[name] for name in listing.classes}
+        per_class[split] = {name: labels[name] for name in listing.classes_of(split)}
     return {
-        "videos": {split: sum(numbers.values()) for split, numbers in per_class.items()},
+        "videos": {split: videos[split] for split in listing.splits},
         "videos_per_class": per_class,
         "classes": listing.classes,
         "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
@@ -113,11 +116,12 @@ def list_path(path: Path, root: Path) -> str:
 
 
 def _rows(
-    entries: Sequence[Entry], facts: Mapping[str, VideoMetadata]
+    entries: Sequence[Entry], facts: Mapping[str, VideoMetadata], kind: str
 ) -> Iterator[tuple[Any, ...]]:
     timed = any(entry.start is not None or entry.end is not None for entry in entries)
     grouped = any(entry.group is not None for entry in entries)
-    yield (*COLUMNS, *(("start", "end") if timed else ()), *(("group",) if grouped else ()))
+    header = ("path", kind, *COLUMNS)
+    yield (*header, *(("start", "end") if timed else ()), *(("group",) if grouped else ()))
     for entry in entries:
         one = facts[entry.path]
         cells = (one.frames, _number(one.fps), _number(one.duration), one.width, one.height)

@@ -108,12 +108,14 @@ class Listing:
     """The content of all lists of a data set.
 
     Attributes:
-        classes: Class names in the official order of their indices, else sorted.
+        classes: Class names in the official order of their indices, else sorted; none if the labels
+            are texts, which the index has in the column `text`.
         splits: Names of the splits, in order; empty if `prepare` is to split the entries.
         entries: Labelled videos, in the order of the lists.
         known: Files that the lists name but the index leaves out, such as unlabelled test videos.
         problems: Problems found so far.
         notes: Remarks for the summary.
+        fold_classes: Classes of each fold, as `split1` of `split1/train`, if they differ.
     """
 
     classes: list[str]
@@ -122,6 +124,11 @@ class Listing:
     known: set[str] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    fold_classes: dict[str, list[str]] = field(default_factory=dict)
+
+    def classes_of(self, split: str) -> list[str]:
+        """Classes of a split; none if it has texts."""
+        return self.fold_classes.get(split.rpartition("/")[0], self.classes)
 
     def add_problem(self, kind: str, split: str, name: str, detail: str) -> None:
         """Add a problem."""
@@ -223,7 +230,7 @@ def find_empty_classes(listing: Listing, entries: Iterable[Entry]) -> None:
     for split in listing.splits:
         fold = split.rpartition("/")[0]
         others = [one for one in listing.splits if one.rpartition("/")[0] == fold]
-        for name in listing.classes:
+        for name in listing.classes_of(split):
             if found[split, name]:
                 continue
             count = sum(found[one, name] for one in others)
@@ -252,13 +259,14 @@ def _check_names(listing: Listing) -> None:
 
 def _unambiguous(listing: Listing) -> list[Entry]:
     """Entries with a known label, each name once per split; contradictory ones are left out."""
-    classes = set(listing.classes)
+    classes = {split: {*listing.classes_of(split)} for split in listing.splits or [""]}
     first: dict[tuple[str, str], Entry] = {}
     contradictory = set()
     for entry in listing.entries:
         key = (entry.split, entry.name)
-        if entry.label not in classes:
-            cause = f"{entry.where}: label {entry.label!r} is not among the {len(classes)} classes"
+        known = classes[entry.split]
+        if known and entry.label not in known:
+            cause = f"{entry.where}: label {entry.label!r} is not among the {len(known)} classes"
             listing.add_problem("label", *key, cause)
         elif key not in first:
             first[key] = entry

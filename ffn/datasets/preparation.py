@@ -149,7 +149,8 @@ def _read_lists(
             f"the function of the data set {dataset} returned {type(listing).__name__}; expected "
             "ffn.datasets.Listing"
         )
-    listing.classes = [*dict.fromkeys(map(canonical, listing.classes))]
+    listing.classes = _canonical(listing.classes)
+    listing.fold_classes = {k: _canonical(names) for k, names in listing.fold_classes.items()}
     for entry in listing.entries:
         entry.label = canonical(entry.label)
     if listing.splits and split is not None:
@@ -162,16 +163,23 @@ def _read_lists(
     return listing
 
 
+def _canonical(names: list[str]) -> list[str]:
+    return [*dict.fromkeys(map(canonical, names))]
+
+
 def _read_facts(
     listing: Listing, usable: list[Entry], root: Path, **options: Any
 ) -> tuple[dict[str, VideoMetadata], list[Entry]]:
     """Facts by path, and the readable entries; the other entries become problems."""
     results = read_all([entry.path for entry in usable], root, **options)
-    found = []
+    found, reported = [], set()
     for entry in usable:
         result = results[entry.path]
         if not isinstance(result, VideoMetadata):
-            listing.add_problem("unreadable", entry.split, entry.name, _with_path(entry, result))
+            if entry.path not in reported:  # once, also if several folds have it
+                cause = _with_path(entry, result)
+                listing.add_problem("unreadable", entry.split, entry.name, cause)
+            reported.add(entry.path)
             continue
         if entry.times is not None and result.duration:
             wrong = entry.resolve_times(result.duration)
