@@ -78,7 +78,7 @@ def test_an_equal_data_set_is_kept_and_anything_else_refused(made, tmp_path, cap
 
 
 def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
-    def fail(path, video):
+    def fail(path, *video):
         path.write_bytes(b"half")
         raise RuntimeError("disk full")
 
