@@ -56,8 +56,9 @@ def browse(
 
     from ffn.data.contact_sheet import save_contact_sheet
     from ffn.engine.build_data import read_config_splits
+    from ffn.engine.tasks import TASKS
 
-    splits = read_config_splits(options.data)
+    splits = read_config_splits(options.data, labelled=TASKS[options.task.name].needs_labels)
     records = getattr(splits, split)
     panels = _panels(
         _for_videos(options, min(videos, len(records))),

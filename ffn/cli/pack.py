@@ -38,7 +38,8 @@ def pack(
     """
     from ffn.engine.config import load_config
 
-    options = load_config(config, overrides).data
+    loaded = load_config(config, overrides)
+    options = loaded.data
 
     from ffn.engine.build_data import read_config_splits, store_location
 
@@ -49,8 +50,9 @@ def pack(
         raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
 
     from ffn import data
+    from ffn.engine.tasks import TASKS
 
-    videos = read_config_splits(options)
+    videos = read_config_splits(options, labelled=TASKS[loaded.task.name].needs_labels)
     report = data.pack(
         [*videos.train, *videos.val],
         address,

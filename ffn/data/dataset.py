@@ -40,6 +40,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
             (seed, index, number of frames) only; a control of how much their order matters.
         nested: Whether smaller views are subsets of the largest: max(views) frames are decoded
             instead of up to sum(views).
+        varied: Training only: crop, flip and augmentation are drawn anew for each view.
         seed: First part of the random seed of every sample.
         decoder: Decoder of video files, a key of `ffn.data.DECODERS`.
         pattern: Name of a frame inside a folder of frames.
@@ -66,6 +67,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         protocol: Protocol = Protocol(),  # noqa: B008  frozen
         shuffle_frames: bool = False,
         nested: bool = False,
+        varied: bool = False,
         seed: int = 0,
         decoder: str = "auto",
         pattern: str = PATTERN,
@@ -83,6 +85,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError(f"on_error is {on_error!r}; expected 'fail' or 'skip'")
         if train and (shuffle_frames or protocol.views > 1):
             raise ValueError(f"shuffle_frames and protocol {protocol} need train=False; omit them")
+        if varied and not train:
+            raise ValueError("varied needs train=True; omit it")
         if nested and protocol.clips > 1:
             raise ValueError(f"protocol {protocol} has several clips, which cannot be nested")
         if has_several_labels(records) and num_classes is None:
@@ -93,7 +97,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self._numbers = {view: view for view in self.views}
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.shuffle_frames = shuffle_frames
-        self.nested, self.seed, self.on_error = nested, seed, on_error
+        self.nested, self.varied, self.seed, self.on_error = nested, varied, seed, on_error
         self.num_classes = num_classes
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
@@ -169,12 +173,19 @@ class VideoDataset(Dataset[dict[str, Any]]):
         indices = self._clip_indices(count, numbers, key, generator)
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
+        position = {i: n for n, i in enumerate(union)}
+        if self.varied:
+            views = {}
+            for view, number in numbers.items():
+                clip = frames[[position[i] for i in indices[number][0]]]
+                x, _ = self._train_transform(clip, record.label, generator)  # (T, C, H, W)
+                views[view] = x.transpose(0, 1).contiguous()
+            return views, record.label
         if self.train:
             frames, label = self._train_transform(frames, record.label, generator)
         else:
             frames, label = self._eval_transform(frames), record.label
         frames = frames if self.protocol.crops > 1 else frames[None]  # (crops, N, C, H, W)
-        position = {i: n for n, i in enumerate(union)}
         views = {}
         for view, number in numbers.items():
             clips = indices[number]

@@ -6,20 +6,22 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ffn.data.annotations import read_annotation_rows, read_classes, rows_to_records
-from ffn.data.lists import AnnotationRow
+from ffn.data.lists import AnnotationRow, read_list
 from ffn.data.records import Record, has_several_labels, label_text
+
+UNLABELLED = "unlabelled"  # the one class of videos whose labels are not read
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The labelled videos of a data set.
+    """The videos of a data set with their labels.
 
     Attributes:
         train: training records; empty if they were not requested.
@@ -34,6 +36,11 @@ class Splits:
     classes: list[str]
     rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
     sources: tuple[Path, Path] = (Path(), Path())
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the labels were read."""
+        return self.classes != [UNLABELLED]
 
     @property
     def multi_label(self) -> bool:
@@ -61,6 +68,7 @@ def read_splits(
     classes: Sequence[str] | None = None,
     with_train: bool = True,
     multi_label: bool = False,
+    labelled: bool = True,
 ) -> Splits:
     """Read the annotations of a data set.
 
@@ -73,6 +81,7 @@ def read_splits(
         classes: class names, e.g. those of a checkpoint; they replace both.
         with_train: whether to return the training records.
         multi_label: the lists have the column ``labels``, with any number of labels per video.
+        labelled: False reads lists with or without labels; every video has the class `UNLABELLED`.
 
     Raises:
         ValueError: an annotation file is invalid, or the lists have the other kind of labels.
@@ -80,13 +89,15 @@ def read_splits(
     """
     root = Path(root)
     names = list(classes) if classes is not None else None
+    if not labelled:
+        names, multi_label = [UNLABELLED], False
     if names is None and class_file is not None:
         names = read_classes(root / class_file)
     records: list[Record] = []
     rows: list[AnnotationRow] = []
     if with_train or names is None:
-        rows, records, names = _read(root, train, names, multi_label)
-    val_rows, val_records, names = _read(root, val, names, multi_label)
+        rows, records, names = _read(root, train, names, multi_label, labelled)
+    val_rows, val_records, names = _read(root, val, names, multi_label, labelled)
     if not with_train:
         rows, records = [], []
     sources = (root / train, root / val)
@@ -94,10 +105,10 @@ def read_splits(
 
 
 def _read(
-    root: Path, name: str, classes: list[str] | None, multi_label: bool
+    root: Path, name: str, classes: list[str] | None, multi_label: bool, labelled: bool
 ) -> tuple[list[AnnotationRow], list[Record], list[str]]:
     """Rows, records and class names of one list or folder, which has the given kind of labels."""
-    rows = read_annotation_rows(root / name)
+    rows = read_annotation_rows(root / name) if labelled else _unlabelled_rows(root / name)
     found = isinstance(rows[0].label, tuple)
     if found != multi_label:
         has, kind = ("any number of labels", "multi") if found else ("one label", "single")
@@ -106,6 +117,17 @@ def _read(
             "list, whose column is label for one and labels for several"
         )
     return rows, *rows_to_records(rows, root, classes)
+
+
+def _unlabelled_rows(source: Path) -> list[AnnotationRow]:
+    """The rows of annotations with or without labels, which all get the label `UNLABELLED`."""
+    try:
+        rows = read_annotation_rows(source)
+    except ValueError:
+        if source.is_dir():
+            raise
+        rows = read_list(source, labelled=False)
+    return [replace(row, label=UNLABELLED) for row in rows]
 
 
 def check_splits(splits: Splits) -> None:
@@ -121,7 +143,7 @@ def check_splits(splits: Splits) -> None:
                 f"no video of {source} has a label; write labels separated by | in its column "
                 "labels, or give another list"
             )
-    if len(splits.classes) < 2 and not splits.multi_label:
+    if len(splits.classes) < 2 and splits.labelled and not splits.multi_label:
         raise ValueError(
             f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
             "Check the labels of the list (data.train), or its classes (data.classes)"
@@ -135,7 +157,9 @@ def check_splits(splits: Splits) -> None:
 
 
 def describe_splits(splits: Splits) -> list[str]:
-    """Lines about the videos of a training run: numbers per class."""
+    """Lines about the videos of a training run: numbers per class, if they have labels."""
+    if not splits.labelled:
+        return []
     lists = {"training": splits.train, "validation": splits.val}
     return [
         f"{name} videos per class: {_per_class(records, splits.classes)}"

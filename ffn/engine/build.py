@@ -29,6 +29,7 @@ from ffn.engine.loop import Run
 from ffn.engine.meter import Meter
 from ffn.engine.options import Config
 from ffn.engine.run_log import RunLog
+from ffn.engine.tasks import TASKS
 from ffn.engine.train_step import TrainStep
 from ffn.zoo import WeightRecord
 
@@ -64,7 +65,8 @@ def build_training(config: Config, world: World, *, is_new: bool = True) -> Trai
     """
     if config.train.deterministic:
         build_network.use_deterministic_algorithms()
-    splits = build_data.read_config_splits(config.data)
+    labelled = TASKS[config.task.name].needs_labels
+    splits = build_data.read_config_splits(config.data, labelled=labelled)
     check_splits(splits)
     loader = build_data.build_train_loader(config, splits, world)
     classes = len(splits.classes)
@@ -101,7 +103,12 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
         world=world,
         train_loader=training.loader,
         val_loader=build_data.build_test_loader(
-            config, splits, world, frames=frames, preprocessing=preprocessing
+            config,
+            splits,
+            world,
+            frames=frames,
+            preprocessing=preprocessing,
+            varied=step.task.compares_views,
         ),
         train_step=step,
         meter=meter,
@@ -128,7 +135,7 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
             config, splits, step.task, training.start, world, steps_per_epoch
         ),
         trained_frames=config.task.frames,
-        measure="map" if splits.multi_label else "top1",
+        measure=step.task.measure or ("map" if splits.multi_label else "top1"),
         epochs=config.train.epochs,
         steps_per_epoch=steps_per_epoch,
         validate_epochs=config.train.validate_epochs,

@@ -20,7 +20,11 @@ from ffn.engine.tasks import TASKS
 
 
 def read_config_splits(
-    options: DataConfig, *, with_train: bool = True, classes: Sequence[str] | None = None
+    options: DataConfig,
+    *,
+    with_train: bool = True,
+    classes: Sequence[str] | None = None,
+    labelled: bool = True,
 ) -> data.Splits:
     """Read the annotations of a config; see :func:`ffn.data.read_splits`."""
     return data.read_splits(
@@ -31,6 +35,7 @@ def read_config_splits(
         classes=classes,
         with_train=with_train,
         multi_label=options.labels == "multi",
+        labelled=labelled,
     )
 
 
@@ -57,6 +62,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         train=True,
         transform=_train_transform(options, preprocessing, splits.classes),
         nested=options.nested,
+        varied=TASKS[config.task.name].compares_views,
         seed=train.seed,
         on_error=options.on_error,
         num_classes=len(splits.classes),
@@ -139,19 +145,24 @@ def build_test_loader(
     preprocessing: data.Preprocessing,
     protocol: str | None = None,
     shuffle_frames: bool = False,
+    varied: bool = False,
 ) -> DataLoader:
     """Validation batches with a clip per frame count; each video is on one process only.
 
     A batch holds fewer videos if the protocol takes several clips and crops per video.
-    ``shuffle_frames`` puts the frames of each clip in a random order.
+    ``shuffle_frames`` puts the frames of each clip in a random order. ``varied`` takes the frames,
+    crops and augmentation of training, the same in every test, and drawn anew for each view.
     """
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
     dataset = data.VideoDataset(
         splits.val,
         views=frames,
         preprocessing=preprocessing,
+        train=varied,
+        transform=_train_transform(config.data, preprocessing, splits.classes) if varied else None,
         protocol=parsed,
         shuffle_frames=shuffle_frames,
+        varied=varied,
         on_error=config.data.on_error,
         num_classes=len(splits.classes),
         **_frame_source(config.data, resize=preprocessing.resize),

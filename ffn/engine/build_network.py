@@ -124,18 +124,15 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     """The model with its loss, in which classes may have weights (K,).
 
     Raises:
-        ConfigError: the task has trained parameters of its own.
+        ConfigError: the task cannot be trained with the options.
     """
     task = TASKS[config.task.name].from_options(model, config.task)
     task.class_weights = class_weights
     task.labels = label_kind(config.data.labels == "multi")
-    known = {id(parameter) for parameter in model.parameters()}
-    own = [n for n, p in task.named_parameters() if p.requires_grad and id(p) not in known]
-    if own:
+    if task.compares_views and config.train.views == "sequential":
         raise ConfigError(
-            f"task {config.task.name} has the parameters {', '.join(own)} outside of its model; "
-            "only those of the model are optimized and saved. Move them into the model, or call "
-            "requires_grad_(False)"
+            f"train.views is sequential; task {config.task.name} compares the views of a sample, "
+            "which run together. Use train.views=together"
         )
     return task
 
@@ -163,10 +160,14 @@ def compile_network(model: nn.Module, lengths: int) -> None:
 
 
 def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
-    """Optimizer over parameter groups of a task's model that carry an ``lr_scale``."""
+    """Optimizer over parameter groups of a task and its model that carry an ``lr_scale``."""
     options, model = config.optim, task.model
     make = optim.tsm_groups if options.groups == "tsm" else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
+    own = [p for p in task.own_parameters().values() if p.requires_grad]
+    if own:
+        decay = options.weight_decay
+        groups.append({"name": "task", "params": own, "lr_scale": 1.0, "weight_decay": decay})
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
     sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)

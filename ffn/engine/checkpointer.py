@@ -103,11 +103,12 @@ class Checkpointer:
             ReplicaError: the processes have different weights.
         """
         step = self.train_step
-        check_replicas(step.model, self.world)
+        check_replicas(step.task, self.world)
         content = self._content(state)
         training = asdict(state) | step.state_dict() | {"meter": self.meter.state_dict()}
         # Running statistics differ between processes until the end of an epoch.
         training["buffers"] = gather_buffers(step.model)
+        training["task"] = {k: v.detach() for k, v in step.task.own_parameters().items()}
         if step.ema is not None:  # then the checkpoint's network is the average
             training["weights"] = step.model.state_dict()
             training["average_buffers"] = gather_buffers(step.ema.module)
@@ -135,7 +136,7 @@ class Checkpointer:
         else:
             state = self._restore(load_checkpoint(path), path)
         on_main(self._write_config, self.world)
-        check_replicas(self.train_step.model, self.world)
+        check_replicas(self.train_step.task, self.world)
         return state
 
     def _begin(self) -> None:
@@ -168,6 +169,9 @@ class Checkpointer:
             step.model.load_state_dict(training["weights"])
             load_buffers(step.ema.module, training["average_buffers"], self.world)
         load_buffers(step.model, training["buffers"], self.world)
+        with torch.no_grad():
+            for name, parameter in step.task.own_parameters().items():
+                parameter.copy_(training["task"][name])
         step.load_state_dict(training)
         self.meter.load_state_dict(training["meter"])
         return RunState(**{one.name: training[one.name] for one in fields(RunState)})
@@ -192,7 +196,8 @@ class Checkpointer:
     def _check_finite(self, step: int) -> None:
         model = self.train_step.model  # its moving average is finite if it is
         statistics = [(k, v) for k, v in model.named_buffers() if "running_" in k]
-        states = [*model.named_parameters(), *statistics]
+        own = self.train_step.task.own_parameters().items()
+        states = [*model.named_parameters(), *own, *statistics]
         wrong = [name for name, value in states if not value.isfinite().all()]
         if any_of([bool(wrong)], self.world)[0]:
             raise FloatingPointError(

@@ -6,7 +6,8 @@ A checkpoint is a dict::
     model     the network's state dict
     meta      model, num_classes, trained_frames, classes, preprocessing, metrics per frame count,
               imports, config, versions, data fingerprint: plain values
-    training  optimizer, scaler, statistics per process, counters, position; absent in best.pt
+    training  optimizer, scaler, statistics per process, parameters of the task, counters, position;
+              absent in best.pt
 
 Every load checks the CRC-32 of its parts (:mod:`ffn.zoo.torch_files`).
 """

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 from torch.distributed.rendezvous import rendezvous
 
 from ffn.data.workers import end_with_parent
@@ -181,6 +182,21 @@ def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
     for i in missing:
         if not used[i]:
             parameters[i].grad = None
+
+
+def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
+    """Rows (N, …) of all processes in order of rank, and the place of the first own one.
+
+    The processes may have different numbers of rows (B, …). The gradient of a row is the sum over
+    the losses of all processes, so that the mean gradient is that of their mean loss.
+    """
+    sizes = gather(len(rows))
+    if len(sizes) == 1:
+        return rows, 0
+    missing = rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])
+    every = all_gather(torch.cat([rows, missing]))
+    parts = [part[:size] for part, size in zip(every, sizes, strict=True)]
+    return torch.cat(parts), sum(sizes[: dist.get_rank()])
 
 
 @torch.no_grad()

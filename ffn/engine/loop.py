@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ffn import evaluation
 from ffn.engine.checkpointer import Checkpointer, RunState
 from ffn.engine.checkpoints import locked
 from ffn.engine.distributed import World, average_buffers
@@ -39,7 +38,7 @@ class Run:
         open_log: opens the log at a step, with the number of its lines to keep.
         introduction: console lines at the start.
         trained_frames: counts whose mean accuracy on the validation videos is the score.
-        measure: name of this accuracy: top1, or map with several labels per video.
+        measure: name of this accuracy: top1, map with several labels per video, or the task's.
         epochs: passes over the training videos.
         steps_per_epoch: optimizer steps.
         validate_epochs: epochs between validations.
@@ -193,7 +192,7 @@ def evaluate(run: Run) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     step = run.train_step
     try:
         with torch.compiler.set_stance("force_eager"):  # else a graph for each length and mode
-            return evaluation.evaluate(
+            return step.task.evaluate(
                 step.network,
                 run.val_loader,
                 precision=step.precision,
@@ -211,7 +210,7 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     score = sum(state.metrics[t][measure] for t in run.trained_frames) / len(run.trained_frames)
     is_best = score > state.best
     state.since_best = 0 if is_best else state.since_best + 1
-    title = {"top1": "top-1", "map": "mAP"}[measure]
+    title = {"top1": "top-1", "map": "mAP"}.get(measure, measure)
     shown = "  ".join(f"{frames}f {one[measure]:5.1f}" for frames, one in state.metrics.items())
     best = "*" if is_best else ""
     log.print(f"epoch {state.epoch:3}  {title} %  {shown}  mean {score:5.1f}{best}")

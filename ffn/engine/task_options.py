@@ -87,8 +87,8 @@ class TaskOptions(Section):
         return dict(zip(counts, map(tuple, self.ranges), strict=True))
 
 
-class FlexibleOptions(TaskOptions):
-    """Options of :class:`FlexibleTask`."""
+class ConvertedOptions(TaskOptions):
+    """Options of tasks of frame-flexible networks."""
 
     private: Literal["norms", "none", "all"] = "norms"
     """Private modules of each count; norms: the paper."""
@@ -98,13 +98,9 @@ class FlexibleOptions(TaskOptions):
     """First and last count of each view, drawn per step; []: one view per count in frames."""
     interpolate: bool = False
     """In tests, interpolate private norms and alterations between counts or ranges."""
-    small_views: Literal["distill", "label", "mixed"] = "distill"
-    """Target of smaller views: KL to the largest, the label, or the mean."""
-    distill_weight: float = Field(1.0, ge=0)
-    """Weight of each smaller view's loss (lambda)."""
 
     @model_validator(mode="after")
-    def _check_draws(self) -> FlexibleOptions:
+    def _check_draws(self) -> ConvertedOptions:
         if self.interpolate and self.private == "all":
             raise ValueError(
                 "task.interpolate=true needs shared weights; task.private is all. Use "
@@ -121,6 +117,15 @@ class FlexibleOptions(TaskOptions):
                 f"{self.ranges}"
             )
         return self
+
+
+class FlexibleOptions(ConvertedOptions):
+    """Options of :class:`FlexibleTask`."""
+
+    small_views: Literal["distill", "label", "mixed"] = "distill"
+    """Target of smaller views: KL to the largest, the label, or the mean."""
+    distill_weight: float = Field(1.0, ge=0)
+    """Weight of each smaller view's loss (lambda)."""
 
 
 class PlainOptions(TaskOptions):

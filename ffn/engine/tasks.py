@@ -14,143 +14,44 @@ one that starts from ``model.weights``, and an ensemble is tested with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffn.core import frame_ranges
+from ffn.engine.task_base import TASKS, ConvertedTask, Task, register_task
 from ffn.engine.task_options import (
-    TASK_OPTIONS,
     FlexibleOptions,
     MixedSamplingOptions,
     PlainOptions,
     ProportionalSamplingOptions,
     TaskOptions,
 )
-from ffn.labels import LabelKind, MultiLabel, SingleLabel
-from ffn.registry import Registry
+from ffn.labels import MultiLabel, SingleLabel
 
-TASKS: Registry[type[Task]] = Registry("task")
-
-
-def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
-    """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
-
-    Raises:
-        ValueError: another class has the name.
-    """
-
-    def register(task: type[Task]) -> type[Task]:
-        TASKS.register(name)(task)
-        TASK_OPTIONS[name] = task.Options
-        return task
-
-    return register
-
-
-class Task(nn.Module):
-    """A model with its loss.
-
-    Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
-    model are trained, and only its parameters and buffers are saved. Tensors of a task must be
-    buffers: they move to the device of the model.
-
-    Args:
-        model: takes a clip (B, C, T, H, W), returns logits (B, K).
-
-    Attributes:
-        Options: pydantic model of the task's options, derived from :class:`TaskOptions`.
-        uses_every_parameter: each step uses the parameters that the first one uses; if not, those
-            that a step does not use stay as they are, and DDP must find them.
-        class_weights: weights of the classes (K,), or None.
-        labels: one label per video, or several.
-    """
-
-    Options: type[TaskOptions] = TaskOptions
-    uses_every_parameter: bool = True
-    class_weights: Tensor | None
-    labels: LabelKind = SingleLabel
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("class_weights", None, persistent=False)
-
-    @classmethod
-    def from_options(cls, model: nn.Module, options: Any) -> Task:
-        """Build the task from its ``Options`` and a model converted with :meth:`conversion`."""
-        return cls(model)
-
-    @classmethod
-    def conversion(cls, options: Any) -> dict[str, Any] | None:
-        """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
-
-        Checkpoints store ``trained_frames``, ``private``, ``alter`` and ``interpolate``, from which
-        :func:`ffn.load` rebuilds the network. Other arguments, and functions, are refused.
-        """
-        return None
-
-    @classmethod
-    def views(cls, options: Any) -> dict[int, dict[int, float]]:
-        """The clips of a batch: for each view its possible numbers of frames, with probabilities.
-
-        A view has the same number of frames in all samples of a step. By default, each of
-        ``options.frames`` is a view with this number of frames, or with one from its range.
-        """
-        return {
-            count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
-            for count, (low, high) in frame_ranges(options.trained_frames).items()
-        }
-
-    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
-        """Yield (name, weighted loss, frames, logits) for each view of a batch.
-
-        Names and frames are the same in every step and on every process.
-        """
-        raise NotImplementedError
-
-    def logits(self, clip: Tensor) -> Tensor:
-        """Logits (B, K) of the model; ValueError if it returns something else."""
-        logits = self.model(clip)
-        if not isinstance(logits, Tensor):
-            raise ValueError(
-                f"the model returns {type(logits).__name__} in training; expected logits (B, K). "
-                "Switch its auxiliary classifiers off, or wrap it to return the logits alone"
-            )
-        return logits
-
-    def forward(
-        self, batch: dict[str, Any], backward: Callable[[Tensor], None] | None = None
-    ) -> dict[str, Tensor]:
-        """Run all views of a batch.
-
-        Args:
-            batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
-                :meth:`views`; a label may also be (B, K) probabilities, as
-                :class:`ffn.engine.mixup.BatchMix` returns, or several labels.
-            backward: called with the loss of each view before the next view runs, so that the
-                activations of one view exist at a time. Without it, the total loss has a graph.
-
-        Returns:
-            The total loss, each view's loss, and each view's logits (B, K).
-        """
-        outputs: dict[str, Tensor] = {}
-        total: Tensor | float = 0.0
-        for name, loss, frames, logits in self.losses(batch):
-            outputs[f"loss/{name}"] = loss.detach()
-            outputs[f"logits/{frames}"] = logits.detach()
-            if backward is not None:
-                backward(loss)
-                loss = loss.detach()
-            total = total + loss
-        return {"loss": total, **outputs}
+__all__ = [
+    "TASKS",
+    "ConvertedTask",
+    "FlexibleOptions",
+    "FlexibleTask",
+    "MixedSamplingOptions",
+    "MixedSamplingTask",
+    "PlainOptions",
+    "PlainTask",
+    "ProportionalSamplingOptions",
+    "ProportionalSamplingTask",
+    "Task",
+    "TaskOptions",
+    "distillation",
+    "mix_frames",
+    "register_task",
+]
 
 
 @register_task("flexible")
-class FlexibleTask(Task):
+class FlexibleTask(ConvertedTask):
     """Frame-flexible training (FFN, CVPR 2023, §3.2, eq. 3 to 5).
 
     ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
@@ -158,9 +59,6 @@ class FlexibleTask(Task):
     weights, the KL of a video has the weight of its label, as its cross-entropy has. With several
     labels per video, CE is the binary cross-entropy and KL that of Bernoulli distributions, both
     means over the classes (:func:`distillation`); class weights belong to the labels alone.
-
-    Without ``task.draws``, each sub-network has a view. With it, there are fewer views than
-    sub-networks: the count of a view is drawn anew in each step, and the owner of the count runs.
 
     Args:
         model: a frame-flexible network.
@@ -196,24 +94,6 @@ class FlexibleTask(Task):
         )
         task.uses_every_parameter = not options.draws
         return task
-
-    @classmethod
-    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
-        """Private modules and alterations for all counts in ``options.frames``."""
-        return {
-            "trained_frames": options.trained_frames,
-            "private": options.private,
-            "alter": "sites" if options.alteration else "none",
-            "interpolate": options.interpolate,
-        }
-
-    @classmethod
-    def views(cls, options: FlexibleOptions) -> dict[int, dict[int, float]]:
-        """The views of ``options.draws``, each named by its last count, or one per sub-network."""
-        if not options.draws:
-            return super().views(options)
-        views = {high: (low, high) for low, high in options.draws}
-        return super().views(TaskOptions(frames=list(views), ranges=list(views.values())))
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""

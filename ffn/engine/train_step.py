@@ -44,7 +44,7 @@ class StepResult:
 
 
 class TrainStep:
-    """Trains a task's model, one optimizer step per call of :meth:`step`.
+    """Trains a task and its model, one optimizer step per call of :meth:`step`.
 
     A step is bad if its loss or gradients are not finite on any process, or if a process has no
     readable video in a micro-batch. A bad step changes nothing: weights, optimizer and the running
@@ -136,7 +136,7 @@ class TrainStep:
         if has_videos:
             self.scaler.unscale_(self.optimizer)  # the norm is in the units of the loss
         largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+        grad_norm = nn.utils.clip_grad_norm_(self.task.parameters(), largest)
 
         losses = [output["loss"].detach() for output in outputs if "loss" in output]
         bad_here = ~torch.stack(losses).isfinite().all() if losses else False
@@ -249,10 +249,10 @@ class TrainStep:
     def _average(self) -> None:
         """Average gradients without DDP; make it if one backward pass makes a step."""
         if self.world.size > 1 and not self.sequential:
-            trained = [p for p in self.model.parameters() if p.requires_grad]
+            trained = [p for p in self.task.parameters() if p.requires_grad]
             unused = [not self.task.uses_every_parameter, any(p.grad is None for p in trained)]
             self._parallel = self._wrap(find_unused=any(any_of(unused, self.world)))
-        average_gradients(self.model.parameters(), self.world)
+        average_gradients(self.task.parameters(), self.world)
 
     def _wrap(self, *, find_unused: bool) -> DistributedDataParallel:
         devices = [self.world.device] if self.world.device.type == "cuda" else None

@@ -133,6 +133,18 @@ def test_views_share_every_augmentation(records):
             assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
 
 
+def test_varied_views_are_augmented_one_by_one(records):
+    """With the draws of a sample in turn, after those of its frames."""
+    transform = TrainTransform(PLAIN, **AUGMENTATIONS)
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True}
+    dataset = VideoDataset(records, transform=transform, varied=True, seed=3, **options)
+    generator = np.random.default_rng(np.random.SeedSequence([3, 5, 1, 0]))
+    video = decoding.open_video(records[1].path)
+    for view, indices in sample_views(31, (4, 8), generator=generator).items():
+        expected, _ = transform(video.read(indices), 1, generator)
+        assert torch.equal(dataset[5, 1]["clips"][view], expected.transpose(0, 1))
+
+
 def test_sample_depends_on_seed_epoch_and_index_only(records):
     transform = TrainTransform(PLAIN, **AUGMENTATIONS)
     options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
@@ -164,6 +176,7 @@ def test_refuses(records):
         ({"on_error": "ignore"}, "expected 'fail' or 'skip'"),
         ({"train": True, "transform": other}, "the preprocessing"),
         ({"train": True, "shuffle_frames": True}, "shuffle_frames"),
+        ({"varied": True}, "varied needs train=True"),
         ({"nested": True, "protocol": Protocol(2, 1)}, "2x1 has several clips"),
     ):
         with pytest.raises(ValueError, match=message):
