@@ -25,9 +25,14 @@ def train(config: ConfigFile, /, *overrides: Override, device: Device = None) ->
     from ffn.engine.build import build_run
     from ffn.engine.failures import processes
     from ffn.engine.loop import train
+    from ffn.engine.tasks import TASKS
 
     with processes("ffn train", data_timeout=options.data.timeout, device=chosen) as world:
         best = train(build_run(options, world, config.stem))
         if world.is_main:
+            if not TASKS[options.task.name].needs_labels:
+                last = best.with_name("last.pt")
+                print(f"start a training with labels from this network: model.weights={last}")
+                return
             print(f"best network: {best}; test it with")
             print(f"ffn test {best.with_name('config.yaml')} --weights {best}")

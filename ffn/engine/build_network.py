@@ -129,10 +129,10 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     task = TASKS[config.task.name].from_options(model, config.task)
     task.class_weights = class_weights
     task.labels = label_kind(config.data.labels == "multi")
-    if task.compares_views and config.train.views == "sequential":
+    if task.compares_views and (config.train.views == "sequential" or config.train.compile):
         raise ConfigError(
-            f"train.views is sequential; task {config.task.name} compares the views of a sample, "
-            "which run together. Use train.views=together"
+            f"task {config.task.name} compares the features of all views of a sample: use "
+            "train.views=together and train.compile=false"
         )
     return task
 

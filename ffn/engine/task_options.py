@@ -128,6 +128,22 @@ class FlexibleOptions(ConvertedOptions):
     """Weight of each smaller view's loss (lambda)."""
 
 
+class ContrastiveOptions(ConvertedOptions):
+    """Options of :class:`ContrastiveTask`."""
+
+    temperature: float = Field(0.1, gt=0)
+    """Temperature of the similarities (tau)."""
+
+    @model_validator(mode="after")
+    def _check_views(self) -> ContrastiveOptions:
+        if len(self.draws or self.frames) < 2:
+            raise ValueError(
+                f"task.frames is {self.frames} and task.draws {self.draws}: one view; "
+                "task.name=contrastive compares two or more"
+            )
+        return self
+
+
 class PlainOptions(TaskOptions):
     """Options of :class:`PlainTask`."""
 
@@ -156,6 +172,7 @@ class ProportionalSamplingOptions(TaskOptions):
 # The options of each task by its name; `register_task` adds those of other tasks.
 TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "flexible": FlexibleOptions,
+    "contrastive": ContrastiveOptions,
     "plain": PlainOptions,
     "mixed_sampling": MixedSamplingOptions,
     "proportional_sampling": ProportionalSamplingOptions,

@@ -5,6 +5,7 @@ also yields its losses one by one (``losses``), for a backward pass after each v
 does not depend on the kind of task. Tasks are registered by name with :func:`register_task`, each
 with its own options; your own package adds one in the same way.
 
+``contrastive`` learns without labels (:mod:`ffn.engine.contrastive`).
 ``flexible`` is the paper's method, ``plain`` trains a network separately at one count. The paper
 compares with ``mixed_sampling`` and ``proportional_sampling``, two ways to train a plain network at
 two counts (FFN, CVPR 2023, §4). Its other baselines need no task: a fine-tuned network is a plain
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffn.engine.contrastive import ContrastiveTask
 from ffn.engine.task_base import TASKS, ConvertedTask, Task, register_task
 from ffn.engine.task_options import (
     FlexibleOptions,
@@ -33,6 +35,7 @@ from ffn.labels import MultiLabel, SingleLabel
 
 __all__ = [
     "TASKS",
+    "ContrastiveTask",
     "ConvertedTask",
     "FlexibleOptions",
     "FlexibleTask",

@@ -38,6 +38,7 @@ AUGMENTED = (
     "train.repeated_aug=3",
 )
 ACCUMULATED = ("train.grad_accum_steps=2", "train.views=sequential")
+CONTRASTIVE = ("task.name=contrastive", "data.color_jitter=[0.4,0.4,0.4,0]")
 AVERAGED = ("train.ema_decay=0.9", "optim.layer_decay=0.7")
 
 
@@ -53,6 +54,7 @@ AVERAGED = ("train.ema_decay=0.9", "optim.layer_decay=0.7")
         (*DRAWS, *ACCUMULATED, *AVERAGED),
         (*MIXED, *AVERAGED, "train.mixup=0.8"),
         (*PROPORTIONAL, *ACCUMULATED),
+        (*CONTRASTIVE, *AVERAGED),
     ],
     ids=lambda more: more[0],
 )
@@ -72,8 +74,10 @@ def test_resumed_run_equals_an_uninterrupted_one(
     one, other = (load_checkpoint(folder / "last.pt")["training"] for folder in (run, whole))
     assert one["scaler"] == other["scaler"]
     assert bool(one["scaler"]) == ("train.precision=fp16" in more)
-    for key, value in one.get("weights", {}).items():
-        assert torch.equal(value, other["weights"][key])
+    assert bool(one["task"]) == (CONTRASTIVE[0] in more)
+    for part in ("weights", "task"):
+        for key, value in one.get(part, {}).items():
+            assert torch.equal(value, other[part][key])
 
 
 def test_damage_and_options_without_effect_change_nothing(
