@@ -19,7 +19,6 @@ from ffn.engine.distributed import gather_rows
 from ffn.engine.task_base import ConvertedTask, register_task
 from ffn.engine.task_options import ContrastiveOptions
 from ffn.evaluation.collect import collect, gather, process_count
-from ffn.export import InferenceRunner
 
 WIDTH = 128  # of embeddings (§2.1)
 
@@ -117,7 +116,12 @@ class ContrastiveTask(ConvertedTask):
         videos count as wrong.
         """
         embed = Embedder(network, self.projection)
-        run = InferenceRunner(embed, runtime="unfused", precision=precision)
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+        def run(clip: Tensor) -> Tensor:
+            with torch.autocast(clip.device.type, half, enabled=half is not None):
+                return embed(clip)
+
         outputs = collect(embed, loader, run, batch_size, keep_logits=True, progress=False)
         found = None
         if outputs.logits is not None:  # on rank 0
