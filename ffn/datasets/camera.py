@@ -4,8 +4,8 @@ A virtual camera looks at a picture, a video or a drawing, and its pose changes 
 position (in short sides of the frame), the logarithm of its zoom, and its roll. The class is the
 axis that moves and its direction (`CLASSES`), as seen by whoever holds the camera: with pan_left,
 the content moves to the right; with roll_clockwise, it turns counterclockwise. Speeds are eased or
-constant, over most of the video. The other axes move too, at most a quarter as much, and the camera
-shakes. In some videos an object passes in front.
+constant, over most of the video. The other axes drift, at most a quarter as much, or a quarter of
+the smallest motion if the camera stands still, and it shakes. In some videos an object passes.
 
 Drawings are overlapping shapes of all sizes ("dead leaves"), whose edges are distributed as those
 of natural images (Lee, Mumford and Huang, Occlusion models for natural images, IJCV 2001).
@@ -52,7 +52,6 @@ CLASSES: dict[str, tuple[str, int] | None] = {
 AMOUNTS = {"x": (0.12, 1.6), "y": (0.12, 1.6), "zoom": (0.15, 1.2), "roll": (0.12, 2.0)}
 # Motion of the content at the border of the frame, in short sides per unit.
 LEVERS = {"x": 1.0, "y": 1.0, "zoom": 0.5, "roll": 0.5}
-STILL = 0.03  # largest drift of a camera that stands still, in short sides
 ASPECTS = (1, 4 / 3, 16 / 9, 3 / 4, 9 / 16)
 SIDE = 320  # short side of pictures and videos that the camera looks at, px
 OVERSAMPLING = 2  # drawn rows and columns per row and column of a frame, which are averaged
@@ -104,7 +103,7 @@ def draw(
 def poses(name: str, time: np.ndarray, rng: np.random.Generator) -> Pose:
     """Poses (T,) of the camera at `time` in [0, 1]: x, y (right and down), zoom and roll."""
     main, sign = CLASSES[name] or ("", 0)
-    moved = STILL
+    moved = AMOUNTS["x"][0]
     pose = {axis: _shake(time, _log_uniform(rng, 0.0005, 0.012), rng) for axis in LEVERS}
     if main:
         amount = _log_uniform(rng, *AMOUNTS[main])
