@@ -259,7 +259,9 @@ def leaves(rng: np.random.Generator, side: int = SIDE, count: int = 220) -> Tens
     for _ in range(count):
         radius = side / 2 / math.sqrt(rng.uniform(1, 600))
         high, angle = radius * _log_uniform(rng, 0.4, 2.5), rng.uniform(0, math.pi)
-        x, y = right - rng.uniform(0, side), down - rng.uniform(0, side)
+        center, reach = rng.uniform(0, side, 2).tolist(), math.hypot(radius, high)
+        near = tuple(slice(max(0, int(c - reach)), int(c + reach) + 2) for c in center[::-1])
+        x, y = right[near] - center[0], down[near] - center[1]
         x, y = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
         is_ellipse = rng.uniform() < 0.6
         across, along = np.abs(x) / radius, np.abs(y) / high
@@ -267,7 +269,7 @@ def leaves(rng: np.random.Generator, side: int = SIDE, count: int = 220) -> Tens
         x, y = x[inside, None], y[inside, None]
         stripes = rng.uniform(0, 40) * np.sin(x * rng.uniform(0.05, 1.2))
         shading = rng.uniform(-60, 60) * y / high + rng.uniform(0, 25) * rng.normal(size=x.shape)
-        drawing[inside] = rng.uniform(0, 255, 3) + stripes + shading
+        drawing[near][inside] = rng.uniform(0, 255, 3) + stripes + shading
     return torch.from_numpy(drawing.clip(0, 255).astype(np.uint8)).permute(2, 0, 1)[None]
 
 
