@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from camera import CLASSES, LEVERS, draw, leaves, look, main, poses
 from PIL import Image
-
-from ffn.datasets.camera import CLASSES, LEVERS, draw, leaves, look, main, poses
 
 SIZE = 32
 

@@ -10,7 +10,7 @@ the smallest motion if the camera stands still, and it shakes. In some videos an
 Drawings are overlapping shapes of all sizes ("dead leaves"), whose edges are distributed as those
 of natural images (Lee, Mumford and Huang, Occlusion models for natural images, IJCV 2001).
 
-    python -m ffn.datasets.camera data/camera --sources data/footage
+    python experiments/camera.py data/camera --sources data/footage
 """
 
 from __future__ import annotations
@@ -332,14 +332,14 @@ def _command(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `python -m ffn.datasets.camera`."""
-    app = cyclopts.App("ffn.datasets.camera", result_action="return_value", version_flags=[])
+    """Run the command."""
+    app = cyclopts.App("camera", result_action="return_value", version_flags=[])
     app.default_parameter = cyclopts.Parameter(negative=())
     app.default(_command)
     try:
         app(arguments)
     except (OSError, ValueError) as error:
-        sys.exit(f"ffn.datasets.camera: {explain(error)}")
+        sys.exit(f"camera: {explain(error)}")
 
 
 if __name__ == "__main__":
