@@ -38,11 +38,6 @@ class Splits:
     sources: tuple[Path, Path] = (Path(), Path())
 
     @property
-    def labelled(self) -> bool:
-        """Whether the labels were read."""
-        return self.classes != [UNLABELLED]
-
-    @property
     def multi_label(self) -> bool:
         """Whether the lists have several labels per video."""
         return has_several_labels(self.val or self.train)
@@ -143,7 +138,7 @@ def check_splits(splits: Splits) -> None:
                 f"no video of {source} has a label; write labels separated by | in its column "
                 "labels, or give another list"
             )
-    if len(splits.classes) < 2 and splits.labelled and not splits.multi_label:
+    if len(splits.classes) < 2 and not (splits.multi_label or splits.classes == [UNLABELLED]):
         raise ValueError(
             f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
             "Check the labels of the list (data.train), or its classes (data.classes)"
@@ -157,9 +152,7 @@ def check_splits(splits: Splits) -> None:
 
 
 def describe_splits(splits: Splits) -> list[str]:
-    """Lines about the videos of a training run: numbers per class, if they have labels."""
-    if not splits.labelled:
-        return []
+    """Lines about the videos of a training run: numbers per class."""
     lists = {"training": splits.train, "validation": splits.val}
     return [
         f"{name} videos per class: {_per_class(records, splits.classes)}"

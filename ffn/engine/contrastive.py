@@ -23,24 +23,6 @@ from ffn.evaluation.collect import collect, gather, process_count
 WIDTH = 128  # of embeddings (§2.1)
 
 
-class Embedder(nn.Module):
-    """A network without its classifier, and a projection of its features.
-
-    Args:
-        network: has ``forward_features`` and ``forward_head``, with timm's names and meanings.
-        projection: maps the classifier's input (B, C) to embeddings (B, D).
-    """
-
-    def __init__(self, network: nn.Module, projection: nn.Module) -> None:
-        super().__init__()
-        self.network, self.projection = network, projection
-
-    def forward(self, clip: Tensor) -> Tensor:
-        """Embeddings (B, D) of clips (B, C, T, H, W)."""
-        features = self.network.forward_features(clip)
-        return self.projection(self.network.forward_head(features, pre_logits=True))
-
-
 @register_task("contrastive")
 class ContrastiveTask(ConvertedTask):
     """NT-Xent between views of a video at different frame counts (Chen et al. 2020, eq. 1).
@@ -50,14 +32,11 @@ class ContrastiveTask(ConvertedTask):
         l(i) = -log( exp(sim(z_i, z_j) / τ) / sum over k ≠ i of exp(sim(z_i, z_k) / τ) )
 
     with the cosine similarity sim. The loss is the mean over the 2N embeddings, and over all pairs
-    of views if there are more than two. The N videos are those of all processes.
+    of views if there are more than two. The N videos are those of a micro-batch on all processes.
 
     The embeddings are ``W2 relu(W1 h)``, h the classifier's input. This projection is not part of
     the saved network, whose classifier has the one class `ffn.data.splits.UNLABELLED` and is not
     trained.
-
-    Note:
-        With gradient accumulation, the N videos are those of a micro-batch.
 
     Args:
         model: a frame-flexible network of one with timm's methods, as all in the zoo.
@@ -85,24 +64,29 @@ class ContrastiveTask(ConvertedTask):
         task.uses_every_parameter = not options.draws
         return task
 
+    def embed(self, network: nn.Module, clip: Tensor) -> Tensor:
+        """Normalized embeddings (B, D) of clips, in float32 at least."""
+        h = network.forward_head(network.forward_features(clip), pre_logits=True)
+        z = self.projection(h)
+        return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)
+
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the part of each view, with the similarities to its positive and the negatives.
 
         Column 0 has the positive, so that the label 0 of a batch without labels is the target.
         """
-        embed = Embedder(self.model, self.projection)
-        own = torch.stack([embed(batch["clips"][name]) for name in self.names])  # (V, B, D)
+        own = torch.stack([self.embed(self.model, batch["clips"][n]) for n in self.names], 1)
+        every, first = gather_rows(own)  # (N, V, D), of which (B, V, D) from `first` on are own
+        number = range(len(self.names))
+        # The mean over the processes of their sums is the mean over all embeddings and pairs.
+        share = process_count() / (len(every) * len(number) * (len(number) - 1))
         with torch.autocast(own.device.type, enabled=False):
-            own = F.normalize(own.to(torch.promote_types(own.dtype, torch.float32)), dim=-1)
-            every, first = gather_rows(own.transpose(0, 1))
-            every = every.transpose(0, 1)  # (V, N, D), those of this process from `first` on
-            pairs = len(self.names) * (len(self.names) - 1)
-            share = process_count() / (pairs * every.shape[1])  # the mean over the processes sums
             for view, name in enumerate(self.names):
-                others = [n for n in range(len(self.names)) if n != view]
                 logits = [
-                    similarities(own[view], every[other], every[view], first) / self.temperature
-                    for other in others
+                    similarities(own[:, view], every[:, other], every[:, view], first)
+                    / self.temperature
+                    for other in number
+                    if other != view
                 ]
                 loss = sum((x.logsumexp(1) - x[:, 0]).sum() for x in logits)
                 yield f"ntxent_{name}", share * loss, name, logits[-1]
@@ -115,42 +99,30 @@ class ContrastiveTask(ConvertedTask):
         The other count is the largest trained one, for which it is the one before. Unreadable
         videos count as wrong.
         """
-        embed = Embedder(network, self.projection)
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
         def run(clip: Tensor) -> Tensor:
             with torch.autocast(clip.device.type, half, enabled=half is not None):
-                return embed(clip)
+                return self.embed(network, clip)
 
-        outputs = collect(embed, loader, run, batch_size, keep_logits=True, progress=False)
-        found = None
-        if outputs.logits is not None:  # on rank 0
-            rows = {n: F.normalize(x[outputs.ok], dim=-1) for n, x in outputs.logits.items()}
-            other = {n: rows[max(t for t in network.trained_frames if t != n)] for n in rows}
-            right = {n: closest(rows[n], other[n]) == torch.arange(len(rows[n])) for n in rows}
-            videos = len(outputs.ok)
-            found = {n: {self.measure: 100 * float(x.sum()) / videos} for n, x in right.items()}
-        return gather(found)[0], outputs.errors
+        found = collect(network, loader, run, batch_size, keep_logits=True, progress=False)
+        measures: dict[int, dict[str, float]] = {}
+        for frames, rows in (found.logits or {}).items():  # on rank 0
+            other = found.logits[max(t for t in network.trained_frames if t != frames)][found.ok]
+            parts = rows[found.ok].split(1000)
+            closest = torch.cat([(part @ other.T).argmax(1) for part in parts])
+            right = (closest == torch.arange(len(closest))).sum()
+            measures[frames] = {self.measure: 100 * float(right) / len(rows)}
+        return gather(measures)[0], found.errors
 
 
 def similarities(rows: Tensor, others: Tensor, same: Tensor, first: int) -> Tensor:
-    """Cosine similarities of rows with their positive (column 0) and with their negatives.
+    """Similarities of rows (B, D) with their positive in column 0, and with all negatives.
 
-    Args:
-        rows: of a view (B, D), normalized.
-        others: of another view (N, D); row ``first + i`` is the positive of row i.
-        same: of the same view (N, D); row ``first + i`` is row i.
-
-    Returns:
-        (B, 2 N + 1), -inf in place of the positive among the others and of the row itself.
+    Of another view (N, D) and of the same view (N, D), row ``first + i`` belongs to the video of
+    row i. The result (B, 2 N + 1) is -inf in place of the two.
     """
     place = first + torch.arange(len(rows), device=rows.device)[:, None]
     to_others, to_same = rows @ others.T, rows @ same.T
-    positive = to_others.gather(1, place)
     negatives = [x.scatter(1, place, -torch.inf) for x in (to_others, to_same)]
-    return torch.cat([positive, *negatives], 1)
-
-
-def closest(rows: Tensor, others: Tensor) -> Tensor:
-    """For each row (N, D), the index of the most similar other row, in parts of 1,000 rows."""
-    return torch.cat([(part @ others.T).argmax(1) for part in rows.split(1000)])
+    return torch.cat([to_others.gather(1, place), *negatives], 1)

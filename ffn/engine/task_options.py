@@ -137,10 +137,7 @@ class ContrastiveOptions(ConvertedOptions):
     @model_validator(mode="after")
     def _check_views(self) -> ContrastiveOptions:
         if len(self.draws or self.frames) < 2:
-            raise ValueError(
-                f"task.frames is {self.frames} and task.draws {self.draws}: one view; "
-                "task.name=contrastive compares two or more"
-            )
+            raise ValueError("task.name=contrastive compares views; give two or more task.frames")
         return self
 
 

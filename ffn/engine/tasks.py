@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffn.engine.contrastive import ContrastiveTask
-from ffn.engine.task_base import TASKS, ConvertedTask, Task, register_task
+from ffn.engine.contrastive import ContrastiveTask as ContrastiveTask
+from ffn.engine.task_base import TASKS as TASKS
+from ffn.engine.task_base import ConvertedTask, Task, register_task
 from ffn.engine.task_options import (
     FlexibleOptions,
     MixedSamplingOptions,
@@ -32,25 +33,6 @@ from ffn.engine.task_options import (
     TaskOptions,
 )
 from ffn.labels import MultiLabel, SingleLabel
-
-__all__ = [
-    "TASKS",
-    "ContrastiveTask",
-    "ConvertedTask",
-    "FlexibleOptions",
-    "FlexibleTask",
-    "MixedSamplingOptions",
-    "MixedSamplingTask",
-    "PlainOptions",
-    "PlainTask",
-    "ProportionalSamplingOptions",
-    "ProportionalSamplingTask",
-    "Task",
-    "TaskOptions",
-    "distillation",
-    "mix_frames",
-    "register_task",
-]
 
 
 @register_task("flexible")

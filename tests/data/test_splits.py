@@ -51,7 +51,7 @@ def test_lists_with_and_without_labels_are_read_without(tmp_path: Path, train: s
     check_splits(found)
     assert [Path(one.path).name for one in found.train] == ["x.mp4", "y.mp4", "z.mp4"]
     assert {one.label for one in [*found.train, *found.val]} == {0}
-    assert (found.labelled, found.multi_label, describe_splits(found)) == (False, False, [])
+    assert (found.classes, found.multi_label) == (["unlabelled"], False)
     (tmp_path / "val.txt").write_text("v.mp4\n")
     (tmp_path / "train.txt").write_text("x.mp4 3\n")
     texts = read_splits(tmp_path, train="train.txt", val="val.txt", labelled=False)

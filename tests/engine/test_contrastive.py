@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from engine_toys import (
     CPU,
     batch,
@@ -25,7 +24,7 @@ import ffn
 from ffn.data import Normalize
 from ffn.engine import loop
 from ffn.engine.config import ConfigError
-from ffn.engine.contrastive import ContrastiveTask, Embedder
+from ffn.engine.contrastive import ContrastiveTask
 from ffn.engine.distributed import World
 from ffn.engine.freezing import freeze
 
@@ -110,11 +109,11 @@ def test_a_training_with_labels_starts_from_the_network_without_projection(
     loop.train(run)
 
     assert not torch.equal(task.projection[0].weight, before)
-    embed = Embedder(task.model.eval(), task.projection)
+    task.model.eval()
     normalize, batches = Normalize(run.val_loader.dataset.preprocessing), [*run.val_loader]
     found = read_log(tmp_path / "run", "val")[-1]
     z = {
-        n: torch.cat([F.normalize(embed(normalize(b["clips"][n]))) for b in batches])
+        n: torch.cat([task.embed(task.model, normalize(b["clips"][n])) for b in batches])
         for n in (2, 3, 4)
     }
     for n, other in ((2, 4), (3, 4), (4, 2)):
