@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_gather
 from torch.distributed.rendezvous import rendezvous
 
 from ffn.data.workers import end_with_parent
@@ -194,9 +193,25 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, int]:
     if len(sizes) == 1:
         return rows, 0
     missing = rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])
-    every = all_gather(torch.cat([rows, missing]))
+    every = _AllGather.apply(torch.cat([rows, missing]))
     parts = [part[:size] for part, size in zip(every, sizes, strict=True)]
     return torch.cat(parts), sum(sizes[: dist.get_rank()])
+
+
+class _AllGather(torch.autograd.Function):
+    """Stack the tensors of all processes; the one of torch is deprecated from 2.15 on."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor) -> Tensor:
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, own)
+        return torch.stack(every)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient[dist.get_rank()]
 
 
 @torch.no_grad()
