@@ -4,7 +4,8 @@
     python experiments/words.py run MOUTHS OUTPUT [SEED …]
     python experiments/words.py table OUTPUT model_zoo/results/words
 
-GRID holds a list of each kind of word (path, start, end, label), as `ffn prepare grid` writes them.
+GRID holds letter.csv, digit.csv, … of all sentences (path, start, end, label), as the lists of `ffn
+prepare grid` have them, and videos of 112 x 80 pixels around the mouth.
 `cut` copies lists and videos, which show the mouth alone. `run` trains a plain network on all words
 of 600 sentences, and from it each network on a kind of word; it tests on 162 other sentences. It
 skips what OUTPUT holds, so it continues after a stop, and writes the answer for each clip into
@@ -102,9 +103,8 @@ def run(root: Path, output: Path, slot: str, name: str, seed: int) -> None:
     if result.exists():
         return
     seeded = f"train.seed={seed}"
-    if not (start / "last.pt").exists():
-        lists = write_lists(root, start.parent, KINDS)
-        ffn("train", CONFIG, *NETWORKS["plain_8"], *START, *lists, seeded, f"log.output={start}")
+    lists = write_lists(root, start.parent, KINDS)  # a run that exists is continued or kept
+    ffn("train", CONFIG, *NETWORKS["plain_8"], *START, *lists, seeded, f"log.output={start}")
     options = [*NETWORKS[name], f"model.weights={start}/last.pt", *RECIPE, seeded]
     options += write_lists(root, folder.parent, [slot])
     begin = time.time()
