@@ -129,10 +129,12 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     task = TASKS[config.task.name].from_options(model, config.task)
     task.class_weights = class_weights
     task.labels = label_kind(config.data.labels == "multi")
-    if task.compares_views and (config.train.views == "sequential" or config.train.compile):
+    train = config.train
+    unfit = train.views == "sequential" or train.compile or train.repeated_aug > 1
+    if task.compares_views and unfit:
         raise ConfigError(
-            f"task {config.task.name} compares the features of all views of a sample: use "
-            "train.views=together and train.compile=false"
+            f"task {config.task.name} compares features of the views of different videos: use "
+            "train.views=together, train.compile=false and train.repeated_aug=1"
         )
     return task
 

@@ -112,10 +112,8 @@ def test_a_training_with_labels_starts_from_the_network_without_projection(
     task.model.eval()
     normalize, batches = Normalize(run.val_loader.dataset.preprocessing), [*run.val_loader]
     found = read_log(tmp_path / "run", "val")[-1]
-    z = {
-        n: torch.cat([task.embed(task.model, normalize(b["clips"][n])) for b in batches])
-        for n in (2, 3, 4)
-    }
+    clips = {n: normalize(torch.cat([b["clips"][n] for b in batches])) for n in (2, 3, 4)}
+    z = {n: task.embed(task.model, clip) for n, clip in clips.items()}
     for n, other in ((2, 4), (3, 4), (4, 2)):
         right = [int((z[other] @ row).argmax()) == i for i, row in enumerate(z[n])]
         assert found[f"matched/{n}"] == pytest.approx(100 * np.mean(right))
@@ -131,6 +129,7 @@ def test_a_training_with_labels_starts_from_the_network_without_projection(
 
 
 def test_refuses_one_view_and_options_without_effect(videos: Path, tmp_path: Path) -> None:
-    for option in ("task.frames=[4]", "train.views=sequential", "train.compile=true"):
+    unfit = ("train.views=sequential", "train.compile=true", "train.repeated_aug=2")
+    for option in ("task.frames=[4]", *unfit):
         with pytest.raises(ConfigError, match="contrastive compares"):
             build(videos, tmp_path / "run", "task.name=contrastive", option)
