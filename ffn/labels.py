@@ -1,4 +1,4 @@
-"""Names of classes, and kinds of labels, one class per video or any number of them.
+"""Names of classes, and kinds of labels: one class per video, any number of them, or others.
 
 Probabilities, losses and means of both kinds follow from one function, ``log_probabilities``.
 With one label per video, the logits of K classes are one distribution over the classes (softmax).
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +123,7 @@ class MultiLabel:
         return present.logsumexp(dim) - absent.logsumexp(dim)
 
 
-LabelKind = type[SingleLabel] | type[MultiLabel]
+LabelKind = Any  # SingleLabel, MultiLabel, or an object of a registered kind
 
 
 def label_kind(multi_label: bool) -> LabelKind:

@@ -28,8 +28,8 @@ ROOMS = {
     "cli": None,  # everything
 }
 # Files that every folder may import.
-SHARED = {"clips", "devices", "files", "frame_counts", "interrupts", "labels", "limits"}
-SHARED |= {"recomputation", "registry", "version"}
+SHARED = {"clips", "devices", "files", "frame_counts", "interrupts", "label_kinds", "labels"}
+SHARED |= {"limits", "recomputation", "registry", "texts", "version"}
 # Packages that a folder may import besides the standard library; no entry: any.
 LIBRARIES = {
     "layers": {"torch", "einops"},
@@ -143,6 +143,7 @@ PACKAGES = {
     "PIL": "pillow",
     "aiohttp": "fsspec[http]",
     "decord": "decord2",
+    "fast_ctc_decode": "fast-ctc-decode",
     "onnx_ir": "onnxscript",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

@@ -16,7 +16,7 @@ import difflib
 import fnmatch
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 _models: Registry[Callable[..., nn.Module]] = Registry("model")
 _families: Registry[Callable[..., nn.Module]] = Registry("model family")
+_heads: Registry[Callable[..., nn.Module]] = Registry("head")
 
 
 def register(factory: Factory) -> Factory:
@@ -43,6 +44,11 @@ def register(factory: Factory) -> Factory:
 def register_family(name: str) -> Callable[[Factory], Factory]:
     """Register ``factory(timm_name, **kwargs)``, which builds ``name.<timm name>``; a decorator."""
     return _families.register(name)
+
+
+def register_head(name: str) -> Callable[[Factory], Factory]:
+    """Register ``factory(backbone, num_classes, **options)``, which adds a head; a decorator."""
+    return _heads.register(name)
 
 
 def model_names(pattern: str = "*") -> list[str]:
@@ -62,7 +68,12 @@ def is_registered(name: str) -> bool:
 
 
 def build(
-    name: str, *, num_classes: int = 400, pretrained: bool = False, **kwargs: Any
+    name: str,
+    *,
+    num_classes: int = 400,
+    pretrained: bool = False,
+    head: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """Build a model by its registered name, or by ``family.<timm name>``.
 
@@ -70,6 +81,7 @@ def build(
         name: see :func:`model_names`; families are tsm and tea.
         num_classes: K, at least 1.
         pretrained: start from image weights; the classifier starts with new weights.
+        head: what replaces the classifier: its registered ``name``, and its options.
         kwargs: further arguments of the model's factory.
 
     Raises:
@@ -82,13 +94,15 @@ def build(
     if pretrained:
         kwargs["pretrained"] = True
     try:
-        return factory(num_classes=num_classes, **kwargs)
+        model = factory(num_classes=num_classes, **kwargs)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
             raise  # an error inside the factory
         why = "it has no image weights" if unknown[1] == "pretrained" else "remove it"
         raise ValueError(f"{name} takes no argument {unknown[1]}; {why}") from error
+    options = dict(head or {})
+    return _heads[options.pop("name")](model, num_classes, **options) if head else model
 
 
 def _find(name: str) -> Callable[..., nn.Module]:

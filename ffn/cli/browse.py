@@ -110,7 +110,9 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
         panel.strips.extend(
             _strip(kind, clip[place], indices[view][0]) for view, clip in clips.items()
         )
-        target = _target(labels[place], splits.classes, smoothed) or "no label"
+        target = name
+        if not hasattr(splits.labels, "text"):  # which cannot be mixed
+            target = _target(labels[place], splits.classes, smoothed) or "no label"
         if target != name:
             panel.lines.append(f"{kind}, label: {target}")
     for index, panel in panels.items():

@@ -60,6 +60,7 @@ def early_exit(
     make_writable(output.parent)
     world = World(0, 1, find_device(device))
     model, record = load_with_record(weights, device=world.device)
+    record.require_classes("early exit")
     digest = state_sha256(model.state_dict())
     counts = sorted({*(frames or record.trained_frames or options.data.test_frames)})
     loader, _ = loader_for(weights, record, options, world, frames=counts, protocol="1x1")

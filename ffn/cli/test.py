@@ -147,6 +147,8 @@ def _test_one(
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights, device=world.device)
+    if options.details or options.ensemble:
+        record.require_classes("--details or --ensemble")
     if options.interpolate is not None and isinstance(model, FrameFlexible):
         if options.interpolate != model.interpolate:
             way = "interpolated" if options.interpolate else "nearest"
@@ -207,7 +209,7 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
     """
     from ffn.engine.build_data import read_config_splits
 
-    kind = "multi" if record.multi_label else "single"
+    kind = record.labels or ("multi" if record.multi_label else "single")
     if config.data.labels != kind:
         raise ValueError(
             f"data.labels is {config.data.labels}; {weights} was trained with {kind}. Set "

@@ -23,6 +23,7 @@ from pathlib import Path
 from ffn.data.lists import AnnotationRow, read_lines, read_list, short
 from ffn.data.records import Label, Record
 from ffn.data.suffixes import is_frame_folder, is_tool_folder, videos_in, visible
+from ffn.label_kinds import LABEL_KINDS
 from ffn.labels import SEPARATOR, canonical
 from ffn.limits import CLASSES
 
@@ -66,10 +67,15 @@ def rows_to_records(
     rows: Sequence[AnnotationRow],
     root: str | os.PathLike[str],
     classes: Sequence[str] | str | os.PathLike[str] | None = None,
+    kind: str = "single",
 ) -> tuple[list[Record], list[str]]:
-    """Parse the rows of annotations, at least one; see `read_annotations`."""
+    """Parse the rows of annotations, at least one; see `read_annotations`.
+
+    `kind` is one of `ffn.labels.LABEL_KINDS`, which may read other columns of the rows.
+    """
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
-    labels, names = _label_indices(rows, names)
+    read = getattr(LABEL_KINDS[kind], "read", _label_indices)
+    labels, names = read(rows, names)
     records = [to_record(row, label, root) for row, label in zip(rows, labels, strict=True)]
     return records, names
 

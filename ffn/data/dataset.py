@@ -15,6 +15,7 @@ from ffn.data.preprocessing import Preprocessing
 from ffn.data.records import Label, Record, SharedRecords, has_several_labels
 from ffn.data.sampling import Protocol, clip_indices, sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
+from ffn.labels import LabelKind, MultiLabel, label_kind
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -48,6 +49,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
             `ClipStore(...).open_record`.
         on_error: `fail` raises an error; `skip` returns zeros with `ok` False and the error.
         num_classes: Number of classes K, for records with several labels.
+        labels: Kind of the labels; default: one or several classes, by the records.
         cache_bytes: Memory for decoded videos, per process. A data set that fits is decoded once
             instead of every epoch; samples are the same. The cache stops growing at the first video
             that does not fit.
@@ -74,6 +76,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
         num_classes: int | None = None,
+        labels: LabelKind | None = None,
         cache_bytes: int = 0,
     ) -> None:
         if not records or not views or min(views) < 1:
@@ -89,7 +92,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError("varied needs train=True; omit it")
         if nested and protocol.clips > 1:
             raise ValueError(f"protocol {protocol} has several clips, which cannot be nested")
-        if has_several_labels(records) and num_classes is None:
+        self.labels = labels or label_kind(has_several_labels(records))
+        if self.labels is MultiLabel and num_classes is None:
             raise ValueError("records have several labels per video; give num_classes")
         if transform is not None and (not train or transform.preprocessing != preprocessing):
             raise ValueError("transform needs train=True and the preprocessing of the data set")
@@ -99,6 +103,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.shuffle_frames = shuffle_frames
         self.nested, self.varied, self.seed, self.on_error = nested, varied, seed, on_error
         self.num_classes = num_classes
+        self._longest = max(len(record.labels) for record in records)
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
@@ -196,7 +201,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         return views, label
 
     def _target(self, label: Label) -> int | Tensor:
-        """A class index, or (K,) with ones for several labels."""
+        """A class index, (K,) with ones for several labels, or what another kind returns."""
+        if hasattr(self.labels, "target"):
+            return self.labels.target(label, self._longest)
         if not isinstance(label, tuple):
             return label
         target = torch.zeros(self.num_classes)
@@ -212,12 +219,14 @@ class VideoDataset(Dataset[dict[str, Any]]):
     ) -> dict[int, list[list[int]]]:
         """For each number of frames, the frame indices of its clips."""
         rule, lengths = self.preprocessing.sampling, sorted({*numbers.values()})
+        last, count = count - 1, self.preprocessing.span or count
         if self.protocol.clips > 1:
             indices = {n: clip_indices(count, n, self.protocol.clips, rule) for n in lengths}
         else:
             random = generator if self.train else None
             views = sample_views(count, lengths, rule=rule, generator=random, nested=self.nested)
             indices = {n: [chosen] for n, chosen in views.items()}
+        indices = {n: [[min(i, last) for i in c] for c in clips] for n, clips in indices.items()}
         if not self.shuffle_frames:
             return indices
         return {
@@ -233,6 +242,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
+        if 0 < self.preprocessing.span < len(usable):
+            cause = f"{len(usable)} frames; data.span is {self.preprocessing.span}. Raise it, or "
+            raise VideoError(record.path, f"{cause}cut the video (start and end in the list)")
         if self._cache_free and len(usable) * video.read(usable[:1]).nbytes > self._cache_free:
             self._cache_free = 0
         if not self._cache_free:

@@ -26,7 +26,8 @@ COLUMNS = {
     "start": ("start",),
     "end": ("end",),
 }
-_NAMES = {"group", *(name for names in COLUMNS.values() for name in names)}
+TEXT = "text"  # the column of texts, in place of labels or beside them
+_NAMES = {"group", TEXT, *(name for names in COLUMNS.values() for name in names)}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufeff]")
 _JSON = re.compile(r"\s*(\{\s*(\"|$)|\[\s*([\[{\"]|$))")  # the first line
 # What the first lines of official lists hold, and the data sets of `ffn prepare` that read them.
@@ -196,8 +197,9 @@ def _header(
         if {*names} & {*header}
     }
     repeated = any(header.count(name) > 1 for name in header if name)
-    one_kind = ("label" in found) != ("labels" in found)
-    if repeated or "path" not in found or (labelled and not one_kind):
+    kinds = len({"label", "labels"} & found.keys())
+    unlabelled = kinds > 1 or (kinds == 0 and TEXT not in header)
+    if repeated or "path" not in found or (labelled and unlabelled):
         raise ValueError(f"{path}:{number}: the header is {short(header)}; {_expected(line)}")
     return header, found
 
@@ -208,8 +210,8 @@ def _expected(text: str) -> str:
     command = names and f"`ffn prepare {names} --root FOLDER` reads such official lists; "
     return (
         f"{command}expected a table with the columns path and label, or labels (several, separated "
-        f"by {SEPARATOR}), each once, for parts of videos start and end in seconds; or a .txt file "
-        "with lines 'path label' or 'path frames label', with tabs between all columns"
+        f"by {SEPARATOR}) or text, each once, for parts of videos start and end in seconds; or a "
+        ".txt file with lines 'path label' or 'path frames label', with tabs between all columns"
     )
 
 

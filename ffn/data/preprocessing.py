@@ -24,6 +24,9 @@ class Preprocessing:
         std: Per channel, on a scale of 0 to 1, in the order of `color`.
         color: `rgb` or `bgr`.
         sampling: Rule that selects the frames, one of `ffn.data.sampling.RULES`.
+        span: Frames of a video that a clip spans, so that T frames are one rate for all videos. A
+            shorter video holds its last frame, so that norms see frames of videos alone, and a clip
+            does not depend on others. 0: all frames of the video.
     """
 
     crop: int = 224
@@ -32,6 +35,7 @@ class Preprocessing:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     color: str = "rgb"
     sampling: str = "segment"
+    span: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(x) for x in self.mean))

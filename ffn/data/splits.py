@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from ffn.data.annotations import read_annotation_rows, read_classes, rows_to_records
-from ffn.data.lists import AnnotationRow, read_list
-from ffn.data.records import Record, has_several_labels, label_text
+from ffn.data.lists import TEXT, AnnotationRow, read_list
+from ffn.data.records import Record, label_text
+from ffn.label_kinds import find_labels
+from ffn.labels import LabelKind, MultiLabel, SingleLabel
 
 UNLABELLED = "unlabelled"  # the one class of videos whose labels are not read
 
@@ -27,6 +29,7 @@ class Splits:
         train: training records; empty if they were not requested.
         val: validation records.
         classes: class names in the order of their indices.
+        labels: the kind of labels, for these classes.
         rows: the rows of the training and of the validation list, as they are written.
         sources: the training and the validation annotations.
     """
@@ -34,13 +37,14 @@ class Splits:
     train: list[Record]
     val: list[Record]
     classes: list[str]
+    labels: LabelKind = SingleLabel
     rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
     sources: tuple[Path, Path] = (Path(), Path())
 
     @property
     def multi_label(self) -> bool:
         """Whether the lists have several labels per video."""
-        return has_several_labels(self.val or self.train)
+        return self.labels is MultiLabel
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash of file names and labels, stored in checkpoints."""
@@ -64,6 +68,7 @@ def read_splits(
     with_train: bool = True,
     multi_label: bool = False,
     labelled: bool = True,
+    labels: str = "single",
 ) -> Splits:
     """Read the annotations of a data set.
 
@@ -77,41 +82,45 @@ def read_splits(
         with_train: whether to return the training records.
         multi_label: the lists have the column ``labels``, with any number of labels per video.
         labelled: False reads lists with or without labels; every video has the class `UNLABELLED`.
+        labels: another kind of labels, one of ``ffn.labels.LABEL_KINDS``.
 
     Raises:
         ValueError: an annotation file is invalid, or the lists have the other kind of labels.
         FileNotFoundError: an annotation file or the file of class names is missing.
     """
-    root = Path(root)
+    root, kind = Path(root), "multi" if multi_label else labels
+    find_labels(kind)  # raises, if there is none
     names = list(classes) if classes is not None else None
     if not labelled:
-        names, multi_label = [UNLABELLED], False
+        names, kind = [UNLABELLED], "single"
     if names is None and class_file is not None:
         names = read_classes(root / class_file)
     records: list[Record] = []
     rows: list[AnnotationRow] = []
     if with_train or names is None:
-        rows, records, names = _read(root, train, names, multi_label, labelled)
-    val_rows, val_records, names = _read(root, val, names, multi_label, labelled)
+        rows, records, names = _read(root, train, names, kind, labelled)
+    val_rows, val_records, names = _read(root, val, names, kind, labelled)
     if not with_train:
         rows, records = [], []
     sources = (root / train, root / val)
-    return Splits(records, val_records, names, (rows, val_rows), sources)
+    return Splits(records, val_records, names, find_labels(kind, names), (rows, val_rows), sources)
 
 
 def _read(
-    root: Path, name: str, classes: list[str] | None, multi_label: bool, labelled: bool
+    root: Path, name: str, classes: list[str] | None, kind: str, labelled: bool
 ) -> tuple[list[AnnotationRow], list[Record], list[str]]:
     """Rows, records and class names of one list or folder, which has the given kind of labels."""
     rows = read_annotation_rows(root / name) if labelled else _unlabelled_rows(root / name)
-    found = isinstance(rows[0].label, tuple)
-    if found != multi_label:
-        has, kind = ("any number of labels", "multi") if found else ("one label", "single")
+    found = "multi" if isinstance(rows[0].label, tuple) else "single"
+    if TEXT in rows[0].others and not rows[0].label:
+        found = "characters"
+    if found != kind and kind in ("single", "multi"):
+        has = {"multi": "any number of labels", "single": "one label", "characters": "a text"}
         raise ValueError(
-            f"{root / name} has {has} per video. Set data.labels={kind}, or give the other kind of "
-            "list, whose column is label for one and labels for several"
+            f"{root / name} has {has[found]} per video. Set data.labels={found}, or give another "
+            "list, whose column is label for one, labels for several and text for a text"
         )
-    return rows, *rows_to_records(rows, root, classes)
+    return rows, *rows_to_records(rows, root, classes, kind)
 
 
 def _unlabelled_rows(source: Path) -> list[AnnotationRow]:
@@ -152,7 +161,10 @@ def check_splits(splits: Splits) -> None:
 
 
 def describe_splits(splits: Splits) -> list[str]:
-    """Lines about the videos of a training run: numbers per class."""
+    """Lines about the videos of a training run: numbers per class, or the tokens of texts."""
+    if hasattr(splits.labels, "text"):
+        longest = max(len(record.labels) for record in (*splits.train, *splits.val))
+        return [f"tokens: {' '.join(splits.classes)}; the longest text has {longest}"]
     lists = {"training": splits.train, "validation": splits.val}
     return [
         f"{name} videos per class: {_per_class(records, splits.classes)}"

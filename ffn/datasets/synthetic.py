@@ -31,6 +31,7 @@ FRAME_RATE = 20
 SPLITS = ("train", "val")
 
 Draw = Callable[[str, str, np.random.Generator], np.ndarray]
+Job = tuple[Path, str, str, list[int]]  # path, class or text, split and seed of a video
 
 
 def generate(
@@ -87,6 +88,7 @@ def write(
     draw: Draw,
     workers: int = 0,
     quantizers: tuple[int, int] = (20, 20),
+    write_lists: Callable[[Path, dict[str, Any], Sequence[str]], list[Job]] | None = None,
 ) -> Path:
     """Write a generated data set, or return at once if `folder` already holds it.
 
@@ -98,6 +100,7 @@ def write(
         draw: Draws a video (T, H, W, 3) uint8 from its class, its split and a random generator.
         workers: Number of processes; 0 runs in this process.
         quantizers: Range of H.264's quantizer.
+        write_lists: Writes lists, of these classes by default, and returns the videos to draw.
 
     Returns:
         The folder.
@@ -112,7 +115,7 @@ def write(
     partial_folder = folder.absolute().with_name(f".{folder.absolute().name}.partial-{os.getpid()}")
     try:
         (partial_folder / "videos").mkdir(parents=True)
-        jobs = _write_lists(partial_folder, parameters, classes)
+        jobs = (write_lists or _write_lists)(partial_folder, parameters, classes)
         _write_videos(jobs, partial(_write_video, draw, quantizers), workers)
         write_text(
             partial_folder / "dataset.json", json.dumps({"parameters": parameters}, indent=2) + "\n"
@@ -143,9 +146,7 @@ def _holds(folder: Path, parameters: dict[str, int]) -> bool:
     return True
 
 
-def _write_lists(
-    folder: Path, parameters: dict[str, Any], classes: Sequence[str]
-) -> list[tuple[Path, str, str, list[int]]]:
+def _write_lists(folder: Path, parameters: dict[str, Any], classes: Sequence[str]) -> list[Job]:
     """Write lists and class names; returns path, class, split and seed of each video."""
     jobs = []
     for split in SPLITS:
@@ -170,9 +171,7 @@ def _write_videos(jobs: list[Any], write_video: Callable[[Any], None], workers: 
             write_video(job)
 
 
-def _write_video(
-    draw: Draw, quantizers: tuple[int, int], job: tuple[Path, str, str, list[int]]
-) -> None:
+def _write_video(draw: Draw, quantizers: tuple[int, int], job: Job) -> None:
     """Draw and encode one video."""
     path, name, split, seed = job
     rng = np.random.default_rng(seed)

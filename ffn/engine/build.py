@@ -31,6 +31,7 @@ from ffn.engine.options import Config
 from ffn.engine.run_log import RunLog
 from ffn.engine.tasks import TASKS
 from ffn.engine.train_step import TrainStep
+from ffn.labels import SingleLabel
 from ffn.zoo import WeightRecord
 
 
@@ -65,6 +66,7 @@ def build_training(config: Config, world: World, *, is_new: bool = True) -> Trai
     """
     if config.train.deterministic:
         build_network.use_deterministic_algorithms()
+    build_data.check_labels(config)
     labelled = TASKS[config.task.name].needs_labels
     splits = build_data.read_config_splits(config.data, labelled=labelled)
     check_splits(splits)
@@ -73,6 +75,8 @@ def build_training(config: Config, world: World, *, is_new: bool = True) -> Trai
     model, start = build_network.build_started_model(config, classes, world, is_new=is_new)
     class_weights = build_data.build_class_weights(config, splits)
     step = build_train_step(config, model, world, num_classes=classes, class_weights=class_weights)
+    step.task.labels = splits.labels
+    step.task.check(splits, config.data.crop)
     return Training(splits, loader, step, start)
 
 
@@ -95,7 +99,7 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     training = build_training(config, world, is_new=is_new)
     splits, step = training.splits, training.step
     steps_per_epoch = len(training.loader) // config.train.grad_accum_steps
-    meter = Meter(world, accuracy=not splits.multi_label)
+    meter = Meter(world, accuracy=splits.labels is SingleLabel)
     frames = sorted({*config.task.frames, *config.data.test_frames})
     preprocessing = build_data.build_preprocessing(config.data)
     return Run(
@@ -213,6 +217,8 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         **network,
         "classes": list(splits.classes),
         "multi_label": splits.multi_label,
+        "labels": config.data.labels if config.data.labels not in ("single", "multi") else "",
+        "model_args": TASKS[config.task.name].model_args(config.task),
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),
         "config": config.model_dump(),

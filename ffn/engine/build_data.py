@@ -19,6 +19,25 @@ from ffn.engine.options import CROP_OPTIONS, Config, DataConfig
 from ffn.engine.tasks import TASKS
 
 
+def check_labels(config: Config) -> None:
+    """Raise ConfigError for a kind of labels that the task does not learn, or for what it lacks."""
+    given, known = config.data.labels, TASKS[config.task.name].label_kinds
+    if given not in known:
+        raise ConfigError(
+            f"data.labels is {given!r}; task {config.task.name} learns {', '.join(known)}. Set one "
+            "of them, or another task, as task.name=ctc for characters or words"
+        )
+    train = config.train
+    weighted, swaps = train.class_weights != "none", config.data.flip == "swap"
+    if known != ("single", "multi") and any(
+        (train.mixup, train.cutmix, train.label_smoothing, weighted, swaps)
+    ):
+        raise ConfigError(
+            "train.mixup, cutmix, label_smoothing and class_weights and data.flip=swap need "
+            f"classes; data.labels is {given}. Leave them out"
+        )
+
+
 def read_config_splits(
     options: DataConfig,
     *,
@@ -34,7 +53,7 @@ def read_config_splits(
         class_file=options.classes,
         classes=classes,
         with_train=with_train,
-        multi_label=options.labels == "multi",
+        labels=options.labels,
         labelled=labelled,
     )
 
@@ -66,6 +85,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         seed=train.seed,
         on_error=options.on_error,
         num_classes=len(splits.classes),
+        labels=splits.labels,
         cache_bytes=int(options.cache_gib * 2**30),
         **_frame_source(options, resize=options.resize),
     )
@@ -165,6 +185,7 @@ def build_test_loader(
         varied=varied,
         on_error=config.data.on_error,
         num_classes=len(splits.classes),
+        labels=splits.labels,
         **_frame_source(config.data, resize=preprocessing.resize),
     )
     return data.make_loader(

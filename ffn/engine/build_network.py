@@ -18,7 +18,7 @@ from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.options import Config
 from ffn.engine.tasks import TASKS, Task
-from ffn.labels import label_kind
+from ffn.label_kinds import find_labels
 
 Start = tuple[zoo.Match, zoo.WeightRecord]
 
@@ -55,6 +55,7 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
         pretrained=pretrained,
         dropout=options.dropout,
         **({"drop_path": options.drop_path} if options.drop_path else {}),
+        **TASKS[config.task.name].model_args(config.task),
     )
     if conversion is not None:
         try:
@@ -128,7 +129,7 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     """
     task = TASKS[config.task.name].from_options(model, config.task)
     task.class_weights = class_weights
-    task.labels = label_kind(config.data.labels == "multi")
+    task.labels = find_labels(config.data.labels)
     train = config.train
     unfit = train.views == "sequential" or train.compile or train.repeated_aug > 1
     if task.compares_views and unfit:

@@ -6,6 +6,7 @@ random state, and a run may resume on another number of processes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -42,7 +43,7 @@ class RunState:
     Attributes:
         epoch: complete epochs.
         step: optimizer steps, over all epochs.
-        best: highest score of a validation, in percent.
+        best: highest score of a validation, in percent; of an error, the negative of the lowest.
         since_best: validations after the one with that score.
         validates: the validation after epoch number ``epoch`` has not finished.
         log_lines: lines of the log that were written before the checkpoint.
@@ -52,7 +53,7 @@ class RunState:
 
     epoch: int = 0
     step: int = 0
-    best: float = -1.0
+    best: float = -math.inf
     since_best: int = 0
     validates: bool = False
     log_lines: int = 0

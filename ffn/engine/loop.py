@@ -20,6 +20,7 @@ from ffn.engine.meter import Meter
 from ffn.engine.run_log import RunLog
 from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.train_step import StepResult, TrainStep
+from ffn.evaluation import ERRORS, TITLES
 
 
 @dataclass
@@ -208,9 +209,10 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     log.unreadable(f"{len(failed)} unreadable validation videos count as wrong", failed)
     measure = run.measure
     score = sum(state.metrics[t][measure] for t in run.trained_frames) / len(run.trained_frames)
-    is_best = score > state.best
+    rank = -score if measure in ERRORS else score
+    is_best = rank > state.best
     state.since_best = 0 if is_best else state.since_best + 1
-    title = {"top1": "top-1", "map": "mAP"}.get(measure, measure)
+    title = TITLES.get(measure, measure)
     shown = "  ".join(f"{frames}f {one[measure]:5.1f}" for frames, one in state.metrics.items())
     best = "*" if is_best else ""
     log.print(f"epoch {state.epoch:3}  {title} %  {shown}  mean {score:5.1f}{best}")
@@ -218,7 +220,7 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     values = {"epoch": state.epoch, **accuracies, "mean": score, "failed": len(failed)}
     log.record("val", state.step, {**values, "since_best": state.since_best})
     if is_best:
-        state.best = score
+        state.best = rank
         run.checkpointer.save_best(state)
     if has_lost_patience(run, state) and state.epoch < run.epochs:
         log.print(f"the run ends after {state.epoch} of {run.epochs} epochs (train.patience)")

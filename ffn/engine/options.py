@@ -55,8 +55,8 @@ class DataConfig(Section):
     """Validation annotations under root: list, csv, class folders."""
     root: str = "data"
     """Folder of the annotations and of the paths in them."""
-    labels: Literal["single", "multi"] = "single"
-    """Labels per video; multi: any number, a csv with the column labels."""
+    labels: str = "single"
+    """single; multi: any number, column labels; characters or words of the column text."""
     format: Literal["video", "store"] = "video"
     """Read the files in the annotations, or a clip store made from them."""
     store: str = "store"
@@ -71,6 +71,8 @@ class DataConfig(Section):
     """Frame counts of the validation, in addition to the trained ones."""
     sampling: Literal["segment", "interval", "dense"] = "segment"
     """Frame sampling."""
+    span: int = Field(0, ge=0)
+    """Frames of a video that a clip spans; shorter ones hold their last frame; 0: all."""
     nested: bool = False
     """Smaller views are subsets of the largest: fewer decoded frames."""
     crop: int = Field(224, ge=1)

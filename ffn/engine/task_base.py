@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import frame_ranges
+from ffn.data import Splits
 from ffn.engine.task_options import TASK_OPTIONS, ConvertedOptions, TaskOptions
 from ffn.evaluation import evaluate
 from ffn.labels import LabelKind, SingleLabel
@@ -52,7 +53,8 @@ class Task(nn.Module):
         measure: name of the measure of :meth:`evaluate` that is the score; None for that of the
             labels.
         class_weights: weights of the classes (K,), or None.
-        labels: one label per video, or several.
+        labels: one label per video, several, or another kind.
+        label_kinds: names of the kinds of labels that the task learns.
     """
 
     Options: type[TaskOptions] = TaskOptions
@@ -62,6 +64,7 @@ class Task(nn.Module):
     measure: str | None = None
     class_weights: Tensor | None
     labels: LabelKind = SingleLabel
+    label_kinds: tuple[str, ...] = ("single", "multi")
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -94,6 +97,19 @@ class Task(nn.Module):
             for count, (low, high) in frame_ranges(options.trained_frames).items()
         }
 
+    @classmethod
+    def model_args(cls, options: Any) -> dict[str, Any]:
+        """Further arguments of :func:`ffn.create_model`, which checkpoints store: its ``head``."""
+        return {}
+
+    def check(self, splits: Splits, crop: int) -> None:
+        """Raise ValueError for videos that cannot be learned, before training.
+
+        Args:
+            splits: the lists.
+            crop: height and width of the clips.
+        """
+
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield (name, weighted loss, frames, logits) for each view of a batch.
 
@@ -112,7 +128,8 @@ class Task(nn.Module):
         """Validate a network, by default :func:`ffn.evaluation.evaluate`; all processes call it.
 
         Returns:
-            Measures in percent by frame count, higher is better; the reason for each unreadable
+            Measures in percent by frame count, higher is better except for those in
+            :data:`ffn.evaluation.ERRORS`; the reason for each unreadable
             video.
         """
         return evaluate(network, loader, precision=precision, batch_size=batch_size)

@@ -141,6 +141,19 @@ class ContrastiveOptions(ConvertedOptions):
         return self
 
 
+class CtcOptions(ConvertedOptions):
+    """Options of :class:`CtcTask`."""
+
+    frames: list[Count] = Field([19, 38, 75], min_length=1)
+    """Trained frame counts: rates of one span of time."""
+    head: Literal["gru", "conv"] = "gru"
+    """Layers over time: two bidirectional GRUs, or convolutions."""
+    hidden: int = Field(256, ge=1)
+    """Channels of a direction of the GRUs; half of those of the convolutions."""
+    upsample: int = Field(1, ge=1)
+    """Logits per frame: a text needs one per token."""
+
+
 class PlainOptions(TaskOptions):
     """Options of :class:`PlainTask`."""
 
@@ -173,4 +186,5 @@ TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "plain": PlainOptions,
     "mixed_sampling": MixedSamplingOptions,
     "proportional_sampling": ProportionalSamplingOptions,
+    "ctc": CtcOptions,
 }

@@ -10,7 +10,7 @@ with its own options; your own package adds one in the same way.
 compares with ``mixed_sampling`` and ``proportional_sampling``, two ways to train a plain network at
 two counts (FFN, CVPR 2023, §4). Its other baselines need no task: a fine-tuned network is a plain
 one that starts from ``model.weights``, and an ensemble is tested with
-:func:`ffn.evaluation.ensemble`.
+:func:`ffn.evaluation.ensemble`. ``ctc`` (:mod:`ffn.engine.ctc`) learns texts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.engine.contrastive import ContrastiveTask as ContrastiveTask
+from ffn.engine.ctc import CtcTask as CtcTask
 from ffn.engine.task_base import TASKS as TASKS
 from ffn.engine.task_base import ConvertedTask, Task, register_task
 from ffn.engine.task_options import (

@@ -21,11 +21,13 @@ from ffn.evaluation.report import (
     save_predictions,
     save_table,
 )
-from ffn.evaluation.results import Predictions, Row, Sweep
+from ffn.evaluation.results import ERRORS, TITLES, Predictions, Row, Sweep
 from ffn.evaluation.summary import summary
 from ffn.evaluation.sweep import evaluate, sweep
 
 __all__ = [
+    "ERRORS",
+    "TITLES",
     "EarlyExit",
     "Predictions",
     "Row",

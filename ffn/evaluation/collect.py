@@ -31,6 +31,7 @@ class Outputs:
         columns: per frame count the results (N, ...), see `ffn.evaluation.metrics`.
         shapes: per frame count (C, T, H, W) of the clips.
         logits: per frame count (N, K) on rank 0, if they were kept.
+        labels: the kind of labels, if the data set names it.
     """
 
     label: Tensor
@@ -39,6 +40,7 @@ class Outputs:
     columns: dict[int, Tensor]
     shapes: dict[int, tuple[int, ...]]
     logits: dict[int, Tensor] | None
+    labels: LabelKind | None
 
 
 @dataclass
@@ -94,6 +96,7 @@ def collect(
         errors=tuple(reason for _, reason in sorted(errors.items())),
         shapes=dict(ChainMap(*(shapes for _, shapes, _ in shards))),
         logits=None if logits is None else {int(t): x for t, x in merge(logits, keep).items()},
+        labels=getattr(loader.dataset, "labels", None),
     )
 
 
@@ -120,7 +123,7 @@ def _run(
             shard.columns.append(columns)
             shard.logits.append({})
             label = batch["label"].to(device)
-            kind = label_kind(label.ndim == 2)
+            kind = getattr(loader.dataset, "labels", None) or label_kind(label.ndim == 2)
             for frames, clip in batch["clips"].items():
                 shard.shapes[frames] = tuple(clip.shape[1:])
                 parts = (
@@ -128,10 +131,10 @@ def _run(
                     for part in clip.split(batch_size or loader.batch_size or len(clip))
                 )
                 logits = video_logits(run, parts, videos=len(label), labels=kind)
-                columns[f"result/{frames}"] = video_results(logits, label, batch["ok"])
+                columns[f"result/{frames}"] = video_results(logits, label, batch["ok"], kind)
                 if keep_logits:
-                    kept = logits.cpu().where(batch["ok"][:, None], torch.nan)
-                    shard.logits[-1][str(frames)] = kept
+                    readable = batch["ok"].view(-1, *[1] * (logits.ndim - 1))
+                    shard.logits[-1][str(frames)] = logits.cpu().where(readable, torch.nan)
             if any(not_finite(column).any() for column in _results(columns).values()):
                 break  # all processes raise together after gathering; otherwise the others hang
     return shard

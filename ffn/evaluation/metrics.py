@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ffn.evaluation.multi_label import NOT_FOUND, multi_label_accuracy
+from ffn.labels import LabelKind
 
 UNREADABLE = torch.iinfo(torch.int64).max  # rank of a video that cannot be decoded: wrong
 NOT_FINITE = -1  # rank of a video with NaN or infinite logits: raised as an error later
@@ -74,17 +75,22 @@ def accuracy(ranks: Tensor, label: Tensor) -> dict[str, float]:
     }
 
 
-def video_results(logits: Tensor, label: Tensor, ok: Tensor) -> Tensor:
+def video_results(
+    logits: Tensor, label: Tensor, ok: Tensor, labels: LabelKind | None = None
+) -> Tensor:
     """The results of videos on the CPU: ranks (B,), or logits (B, K) with several labels.
 
     Args:
         logits: (B, K).
         label: (B,) class indices, or (B, K).
         ok: (B,), False where a video cannot be decoded.
+        labels: their kind; another one than classes has its own results, (B, ...) float.
 
     Raises:
         ValueError: the model has other classes than the labels.
     """
+    if hasattr(labels, "results"):
+        return labels.results(logits, ok)
     if label.ndim == 1:
         return label_ranks(logits, label).cpu().where(ok, UNREADABLE)
     if logits.shape != label.shape:
@@ -101,6 +107,10 @@ def not_finite(results: Tensor) -> Tensor:
     return results == NOT_FINITE if results.ndim == 1 else results.isnan().any(1)
 
 
-def dataset_metrics(results: Tensor, label: Tensor) -> dict[str, float]:
+def dataset_metrics(
+    results: Tensor, label: Tensor, labels: LabelKind | None = None
+) -> dict[str, float]:
     """Metrics of a data set in percent, from the results of all videos."""
+    if hasattr(labels, "metrics"):
+        return labels.metrics(results, label)
     return accuracy(results, label) if label.ndim == 1 else multi_label_accuracy(results, label)

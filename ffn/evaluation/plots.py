@@ -48,7 +48,8 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
         _draw(by_cost, sweep, [sweep.views * row.gmacs for row in sweep.rows], style)
 
     by_frames.set_xlabel("frames of the clip")
-    by_frames.set_ylabel(f"{LONG_TITLES[sweeps[0].rows[0].main]} (%)")
+    main = sweeps[0].rows[0].main
+    by_frames.set_ylabel(f"{LONG_TITLES.get(main, main)} (%)")
     counts = sorted({row.frames for sweep in sweeps for row in sweep.rows})
     by_frames.set_xticks([t for t in counts if len(counts) <= 16 or t % 2 == 0])
     several = any(sweep.views > 1 for sweep in sweeps)

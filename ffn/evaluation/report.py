@@ -137,13 +137,15 @@ def save_prediction_table(
     empty for a video that cannot be decoded. ``label`` is the index of ``class``. With several
     labels per video, the columns are ``path``, ``frames``, ``labels``, ``predictions`` (the classes
     with a probability of 0.5 or more) and ``probabilities`` (of these, their sigmoid), each
-    separated by ``|``.
+    separated by ``|``. With texts, they are ``path``, ``frames``, ``text`` and ``prediction``.
 
     Args:
         predictions: of a network.
         classes: class names.
         path: the file; its folder exists.
     """
+    if hasattr(predictions.labels, "text"):
+        return write_csv(Path(path), _text_answers(predictions))
     if predictions.multi_label:
         return write_csv(Path(path), _multi_label_answers(predictions, classes))
     found = {t: [x.tolist() for x in predictions.answers(t)] for t in predictions.logits}
@@ -157,6 +159,16 @@ def save_prediction_table(
             given = ("", "") if answer < 0 else (classes[answer], f"{probabilities[i]:.6g}")
             rows.append((video, frames, label, classes[label], *given, answer == label))
     return write_csv(Path(path), rows)
+
+
+def _text_answers(predictions: Predictions) -> Iterator[tuple]:
+    yield "path", "frames", "text", "prediction"
+    kind = predictions.labels
+    texts = [kind.text(row) for row in predictions.label.tolist()]
+    for frames, logits in predictions.logits.items():
+        found = kind.results(logits.nan_to_num(), predictions.ok).tolist()
+        for video, text, row in zip(predictions.paths, texts, found, strict=True):
+            yield video, frames, text, kind.text(row)
 
 
 def _multi_label_answers(predictions: Predictions, classes: Sequence[str]) -> list[tuple]:
@@ -200,7 +212,8 @@ def _sweep(entry: dict[str, Any]) -> Sweep:
 
 def _comparison(sweeps: Sequence[Sweep]) -> Table:
     """The console table of the accuracies of several networks."""
-    table = Table(title=f"{LONG_TITLES[sweeps[0].rows[0].main]} (%)")
+    main = sweeps[0].rows[0].main
+    table = Table(title=f"{LONG_TITLES.get(main, main)} (%)")
     for column in ("frames", *(escape(sweep.name) for sweep in sweeps)):
         table.add_column(column, justify="right", overflow="fold")
     found = [{row.frames: row.score for row in sweep.rows} for sweep in sweeps]
@@ -223,7 +236,7 @@ def _table(sweep: Sweep) -> Table:
     """The console table of one network."""
     height, width = sweep.crop
     caption = (
-        f"{sweep.rows[0].videos} videos; accuracies in %; parameters of the sub-network,\n"
+        f"{sweep.rows[0].videos} videos; metrics in %; parameters of the sub-network,\n"
         f"{sweep.params / 1e6:.2f} M in total"
     )
     if any(row.latency_ms is not None for row in sweep.rows):
@@ -233,7 +246,7 @@ def _table(sweep: Sweep) -> Table:
         caption=caption,
     )
     several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
-    metrics = [TITLES[name] for name in sweep.rows[0].metrics]
+    metrics = [TITLES.get(name, name) for name in sweep.rows[0].metrics]
     header = ("frames", "sub-net", *metrics, "GMACs", "M-params", "ms")
     for column in header:
         table.add_column(column, justify="right", no_wrap=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 from ffn.data import Protocol
+from ffn.labels import LabelKind
 
 # Short and long names of the metrics, which are in percent.
 TITLES = {"top1": "top-1", "top5": "top-5", "mean_class": "per-class", "map": "mAP", "f1": "F1"}
-LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
+TITLES |= {"wer": "WER", "cer": "CER"}
+LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision", "wer": "word errors"}
+ERRORS = {"wer", "cer"}  # metrics that are better if they are smaller
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,9 @@ class Row:
     @classmethod
     def from_dict(cls, columns: dict[str, Any]) -> Row:
         """The row of :meth:`to_dict`."""
-        metrics = {name: columns[name] for name in TITLES if name in columns}
-        others = {name: value for name, value in columns.items() if name not in TITLES}
+        known = {field.name for field in fields(cls)}
+        metrics = {name: value for name, value in columns.items() if name not in known}
+        others = {name: value for name, value in columns.items() if name in known}
         return cls(metrics=metrics, **others)
 
 
@@ -75,17 +79,19 @@ class Predictions:
         ok: (N,), False where a video cannot be decoded.
         logits: per frame count (N, K) float32; NaN where ``ok`` is False. For several views per
             video, those of their mean probabilities.
+        labels: the kind of labels, if it is known.
     """
 
     paths: tuple[str, ...]
     label: Tensor
     ok: Tensor
     logits: dict[int, Tensor]
+    labels: LabelKind | None = None
 
     @property
     def multi_label(self) -> bool:
         """Whether a video has any number of labels."""
-        return self.label.ndim == 2
+        return self.label.ndim == 2 and self.label.is_floating_point()
 
     def answers(self, frames: int) -> tuple[Tensor, Tensor]:
         """The class that the network gives each video, and its probability; with one label each.

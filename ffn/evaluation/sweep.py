@@ -59,7 +59,8 @@ def evaluate(
     run = InferenceRunner(model, runtime="unfused", precision=precision)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     metrics = {
-        frames: dataset_metrics(column, outputs.label) | {"failed": len(outputs.errors)}
+        frames: dataset_metrics(column, outputs.label, outputs.labels)
+        | {"failed": len(outputs.errors)}
         for frames, column in outputs.columns.items()
     }
     return metrics, outputs.errors
@@ -124,7 +125,7 @@ def sweep(
     predictions = None
     if outputs.logits is not None:
         paths = tuple(str(record.path) for record in loader.dataset.records)
-        predictions = Predictions(paths, outputs.label, outputs.ok, outputs.logits)
+        predictions = Predictions(paths, outputs.label, outputs.ok, outputs.logits, outputs.labels)
     return Sweep(
         name=name,
         trained_frames=trained_frames,
@@ -147,7 +148,7 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
         row = Row(
             frames=frames,
             subnet=subnet,
-            metrics=dataset_metrics(column, outputs.label),
+            metrics=dataset_metrics(column, outputs.label, outputs.labels),
             gmacs=count_macs(model, clip) / 1e9,
             params=count_parameters(model, subnet),
             latency_ms=None if run is None else measure_latency(run, clip, model=model),

@@ -152,7 +152,7 @@ class DeployedNetwork(nn.Module):
 
     def _describe(self, record: Mapping[str, Any], active: int | None) -> dict[str, Any]:
         described: dict[str, Any] = {"ffn": __version__}
-        copied = ("model", "classes", "multi_label", "licence", "source", "trained_frames")
+        copied = "model", "classes", "multi_label", "labels", "licence", "source", "trained_frames"
         described |= {key: record[key] for key in copied if key in record}
         if weights := {key: record[key] for key in ("name", "sha256") if key in record}:
             described["weights"] = weights

@@ -223,6 +223,7 @@ def _write_int8(network: DeployedNetwork, path: Path, calibration: Calibration) 
 def _check_classes(network: DeployedNetwork, record: Mapping[str, Any]) -> None:
     """Raise ValueError for a record of other classes, as after ``reset_classifier``."""
     stated = record.get("num_classes") or len(record.get("classes") or ())
+    stated += bool(stated and record.get("labels"))  # the blank of texts
     with torch.no_grad():
         found = network(network.example(1)).shape[-1] if stated else stated
     if found != stated:

@@ -91,9 +91,11 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         ExportError: torch.export cannot trace it, as with a T that may vary.
     """
     try:
-        program = torch.export.export(
-            network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*_flat_weights")  # of torch's GRU
+            program = torch.export.export(
+                network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
+            )
     except Exception as error:  # of many kinds
         remedy = "; export it for one T" if network.any_frames else ""
         vary = " and ".join(d for d in network.input_shape if isinstance(d, str))

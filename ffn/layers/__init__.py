@@ -8,7 +8,7 @@ The letters in shape comments, everywhere in ffn::
 
 from ffn.clips import check_clip
 from ffn.layers.alteration_site import AlterationSite
-from ffn.layers.classifier import PooledClassifier, init_classifier
+from ffn.layers.classifier import PooledClassifier, init_classifier, resample
 from ffn.layers.per_frame import HEAD_STD, ClipLength, PerFrame
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
@@ -21,5 +21,6 @@ __all__ = [
     "ShiftConv2d",
     "check_clip",
     "init_classifier",
+    "resample",
     "temporal_shift",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class PooledClassifier(nn.Module):
@@ -42,6 +44,13 @@ class PooledClassifier(nn.Module):
         x = self.dropout(self.pool(features))
         return x if pre_logits else self.head(x)
 
+    def frame_features(self, features: Tensor | tuple[Tensor, ...]) -> Tensor:
+        """Averages over space alone (B, T, C); maps of fewer frames are interpolated."""
+        maps = features if isinstance(features, tuple) else (features,)
+        pooled = [x.mean((3, 4)).transpose(1, 2) for x in maps]  # (B, T, C)
+        steps = max(x.shape[1] for x in pooled)
+        return self.dropout(torch.cat([resample(x, steps) for x in pooled], 2))
+
     def pool(self, features: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The average (B, C) of a feature map (B, C, T, H, W)."""
         return features.mean((2, 3, 4))
@@ -66,6 +75,13 @@ class PooledClassifier(nn.Module):
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.head, self.num_classes = head.to(like), num_classes
         init_classifier(self.head, self.head_std)
+
+
+def resample(x: Tensor, steps: int) -> Tensor:
+    """Interpolate (B, T, C) linearly to (B, steps, C)."""
+    if x.shape[1] == steps:
+        return x
+    return F.interpolate(x.transpose(1, 2), steps, mode="linear").transpose(1, 2)
 
 
 def check_resettable(classifier: nn.Module) -> None:

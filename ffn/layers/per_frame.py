@@ -77,6 +77,11 @@ class PerFrame(nn.Module):
         """
         return self._run(self.net.forward_features, clip)
 
+    def frame_features(self, features: Tensor) -> Tensor:
+        """The classifier's input for each frame (B, T, C), of :meth:`forward_features`."""
+        x = self.net.forward_head(features.flatten(0, 1), pre_logits=True)
+        return x.unflatten(0, features.shape[:2])
+
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, K) of :meth:`forward_features`.
 

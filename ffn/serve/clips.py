@@ -33,6 +33,7 @@ class Clip:
         decode_ms: time to decode and transform it.
         seconds: duration of the video, or of the window; None if the video has no times.
         start, end: of its window in seconds; None for the whole video.
+        times: of its frames in seconds; empty if the video has no times.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Clip:
     seconds: float | None = None
     start: float | None = None
     end: float | None = None
+    times: tuple[float, ...] = ()
 
 
 Choice = Callable[[int, float | None], tuple[int, str]]
@@ -138,8 +140,10 @@ class ClipReader:
     def plan(self, name: str, usable: range, seconds: float | None) -> Clip:
         """The clip of a part of a video, whose frames have these indices, before it is read."""
         count, why = self.choose(len(usable), seconds)
-        chosen = sample_views(len(usable), (count,), rule=self.preprocessing.sampling)[count]
-        return Clip(name, UNREAD, why, tuple(usable[n] for n in chosen), 0.0, seconds)
+        length = max(self.preprocessing.span, len(usable))
+        chosen = sample_views(length, (count,), rule=self.preprocessing.sampling)[count]
+        indices = tuple(usable[min(n, len(usable) - 1)] for n in chosen)
+        return Clip(name, UNREAD, why, indices, 0.0, seconds)
 
     def fill(self, video: Video, clips: Sequence[Clip]) -> Iterator[Clip]:
         """Read planned clips of one video at once; each has the same share of the time."""
@@ -178,9 +182,9 @@ def read_together(
     """
     started = time.perf_counter()
     with open_input(given, pattern=readers[0].pattern) as (name, video):
-        usable, seconds = range(len(video)), None
+        usable, seconds, times = range(len(video)), None, None
         with suppress(VideoError):  # of a video without times
-            seconds = frame_times(video, None)[1]
+            times, seconds = frame_times(video, None)
         if start is not None or end is not None:
             usable = video.between(start, end)
             if seconds is not None:
@@ -188,7 +192,9 @@ def read_together(
         clips = [reader.plan(name, usable, seconds) for reader in readers]
         clips = list(readers[0].fill(video, clips))
     spent = 1000 * (time.perf_counter() - started)
-    return [replace(clip, start=start, end=end, decode_ms=spent) for clip in clips]
+    shown = [() if times is None else tuple(times[[*clip.indices]].tolist()) for clip in clips]
+    found = {"start": start, "end": end, "decode_ms": spent}
+    return [replace(clip, times=own, **found) for clip, own in zip(clips, shown, strict=True)]
 
 
 def _shown(times: np.ndarray, start: float, end: float) -> range:

@@ -34,6 +34,9 @@ class Output:
         )
         for label, probability in prediction.top(self._labels):
             _print(f"  {probability:7.2%}  {label}")
+        for word in prediction.words:
+            times = "" if word.start is None else f"{word.start:8.2f} - {word.end:8.2f} s  "
+            _print(f"  {times}{word.text}")
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
         """Print the segments of a long video; as JSON, also the windows that they come from."""

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
+
+from ffn.texts import Characters, align, beam_search
 
 
 class NotFiniteError(ValueError):
     """The logits of a clip are not finite."""
+
+
+class Word(NamedTuple):
+    """A word of a text, with its time in the video in seconds; None if the video has no times."""
+
+    text: str
+    start: float | None
+    end: float | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,11 @@ class Prediction:
     indices: tuple[int, ...] = ()
     start: float | None = None
     end: float | None = None
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of a text, if the network reads texts."""
+        return ()
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
         """The k most probable labels with their probabilities, in descending order.
@@ -92,3 +109,49 @@ class Prediction:
             "decode_ms": round(self.decode_ms, 3),
             "model_ms": round(self.model_ms, 3),
         }
+
+
+@dataclass(frozen=True)
+class TextPrediction(Prediction):
+    """The text of a video; ``probabilities`` (T', K + 1) are those of each step.
+
+    Attributes:
+        kind: The kind of labels.
+        times: Of the input frames in the video in seconds; empty if it has no times.
+    """
+
+    kind: Characters | None = None
+    times: tuple[float, ...] = ()
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Token indices of the most probable text, by beam search."""
+        return beam_search(self._logits)
+
+    @property
+    def _logits(self) -> Tensor:
+        return self.probabilities.clamp(min=1e-30).log()
+
+    @property
+    def text(self) -> str:
+        """The most probable text."""
+        return self.kind.text(self.tokens)
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of the text, from the step of the first token to that of the last."""
+        steps, frames = len(self.probabilities), self.frames
+        places = (np.arange(steps) + 0.5) * frames / steps - 0.5  # of the steps among the frames
+        seconds: list[Any] = [None] * steps
+        if self.times:
+            seconds = np.interp(places, range(frames), self.times).tolist()
+        found = self.kind.words(self.tokens, align(self._logits, self.tokens))
+        return tuple(Word(text, seconds[a], seconds[b]) for text, a, b in found)
+
+    def top(self, k: int = 5) -> list[tuple[str, float]]:
+        """The text alone, with its probability."""
+        return [(self.text, self.kind.probability(self._logits, self.tokens))]
+
+    def to_dict(self, k: int = 5) -> dict[str, Any]:
+        """The prediction as JSON values, with its words."""
+        return super().to_dict(k) | {"words": [word._asdict() for word in self.words]}

@@ -18,12 +18,11 @@ from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.export import InferenceRunner
-from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice
 from ffn.serve.clips import Clip, ClipReader, Windows, read_together
 from ffn.serve.heat_maps import HeatMap, compute_heat_map
 from ffn.serve.inputs import Input
-from ffn.serve.prediction import NotFiniteError, Prediction
+from ffn.serve.prediction import NotFiniteError, Prediction, TextPrediction
 from ffn.zoo import early_exit_beside, home, load_with_record, state_sha256
 
 
@@ -221,6 +220,7 @@ class Predictor:
             VideoError: if the video cannot be read, or has no times and `fps` is not given.
             ValueError, TypeError: as a call, also for `seconds`, `step` and `fps`.
         """
+        self.record.require_classes("a prediction in windows")
         windows = Windows(seconds, step, fps)
         reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         return self.predict_all(reader.read_windows(video, windows), batch_size)
@@ -251,6 +251,7 @@ class Predictor:
             VideoError, TypeError: as a call.
             ValueError: as a call, also for `label` and `layer`.
         """
+        self.record.require_classes("a heat map")
         if not isinstance(video, Clip):
             reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
             video = reader.read(video)
@@ -304,9 +305,9 @@ class Predictor:
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         """Predictions of clips of one shape that a :meth:`reader` has read, as one batch."""
         logits, model_ms = self._logits(clips)
-        labels = label_kind(self.record.multi_label)
+        labels, is_text = self.record.label_kind, bool(self.record.labels)
         return [
-            Prediction(
+            (TextPrediction if is_text else Prediction)(
                 path=clip.name,
                 probabilities=labels.probabilities(row),
                 classes=self.classes,
@@ -320,6 +321,7 @@ class Predictor:
                 indices=clip.indices,
                 start=clip.start,
                 end=clip.end,
+                **({"kind": labels, "times": clip.times} if is_text else {}),
             )
             for clip, row in zip(clips, logits, strict=True)
         ]

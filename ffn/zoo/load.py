@@ -73,7 +73,8 @@ def load_start_weights(
     those of the nearest count. It also starts from weights of the plain network: every private copy
     gets the same values, and the alterations keep theirs. A plain network also starts from weights
     of a frame-flexible one: from one of its sub-networks, without alterations.
-    A classifier of other classes keeps its values.
+    A classifier of other classes keeps its values, and a head over time those of its own if the
+    weights are of a network without.
 
     Args:
         model: the network to start.
@@ -89,21 +90,26 @@ def load_start_weights(
         TypeError: `name_or_path` is neither a name nor a path.
     """
     record, state = read_weights(name_or_path)
-    own, note = model.state_dict(), ""
+    own, note, head = model.state_dict(), "", []
     is_flexible = isinstance(model, FrameFlexible)
+    if not is_flexible and record.trained_frames is not None:
+        flexible = _trained(record, state, str(name_or_path))
+        count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
+        state = _plain_state(flexible, count)
+        purpose = "" if frames is None else f", which runs clips of {frames} frames"
+        note = f"the sub-network of {count} frames{purpose}, without alterations"
+    removed = getattr(model.model if is_flexible else model, "removed", None)
+    if removed is not None and "head" not in record.model_args:
+        kept = {key for key in state if not key.startswith(f"{removed}.")}
+        state = {f"backbone.{key}": state[key] for key in kept}
+        head = sorted((key for key in own if key.startswith("head.")), reverse=True)
     if is_flexible and record.trained_frames is None:
         own = _plain_state(model, model.trained_frames[-1])
         counts = ", ".join(map(str, model.trained_frames))
         note = f"every frame count ({counts}) starts from the plain network"
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
-    elif not is_flexible and record.trained_frames is not None:
-        flexible = _trained(record, state, str(name_or_path))
-        count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
-        state = _plain_state(flexible, count)
-        purpose = "" if frames is None else f", which runs clips of {frames} frames"
-        note = f"the sub-network of {count} frames{purpose}, without alterations"
-    match = match_state(state, own).require(str(name_or_path), new_head=True)
+    match = match_state(state, own, head=head).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
     return replace(match, note=note), record
 

@@ -20,7 +20,8 @@ from pydantic.dataclasses import dataclass
 
 from ffn.core import frame_ranges
 from ffn.files import shipped
-from ffn.labels import canonical
+from ffn.label_kinds import find_labels
+from ffn.labels import LabelKind, canonical
 from ffn.limits import CLASSES, CLIP_FRAMES, RECORD_BYTES, TRAINED_COUNTS
 
 
@@ -52,6 +53,7 @@ class WeightRecord:
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
         multi_label: whether a video has any number of the classes, each with the probability
             sigmoid(logit); else one class, with softmax.
+        labels: kind of the labels, one of ``ffn.labels.LABEL_KINDS``, if they are no classes.
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
         file: name of the weights file next to the record.
@@ -83,6 +85,7 @@ class WeightRecord:
     alter: str | tuple[str, ...] = "sites"
     interpolate: bool = False
     multi_label: bool = False
+    labels: str = ""
     model_args: dict[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -118,10 +121,21 @@ class WeightRecord:
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(map(canonical, self.classes)))
 
+    def require_classes(self, purpose: str) -> None:
+        """Raise ValueError if the network does not classify videos."""
+        if self.labels:
+            raise ValueError(f"{purpose} needs classes; {self.name} has {self.labels} as labels")
+
     def options(self, section: str) -> dict[str, Any]:
         """Options of the training, such as those of "data"; a record may lack any of them."""
         found = (self.config or {}).get(section)
         return found if isinstance(found, dict) else {}
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """The kind of labels, for these classes; ValueError if its package is not imported."""
+        kind = self.labels or ("multi" if self.multi_label else "single")
+        return find_labels(kind, self.classes or ())
 
     @property
     def conversion_frames(self) -> Iterable[int]:

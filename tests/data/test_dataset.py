@@ -14,6 +14,7 @@ from ffn.data import (
     Record,
     TrainTransform,
     VideoDataset,
+    VideoError,
     clip_indices,
     collate_eval,
     decoding,
@@ -311,3 +312,22 @@ def test_records_are_restored():
     assert list(SharedRecords(shared)) == AWKWARD
     with pytest.raises(IndexError):
         shared[5]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_span_holds_the_last_frame(records, numbers, train):
+    """Videos of 30 to 33 frames are read at the rate of one of 40; a longer one is refused."""
+    sizes = Preprocessing(crop=16, resize=16, span=40)
+    dataset = VideoDataset(records, views=(10, 20), preprocessing=sizes, train=train)
+    for index, count in enumerate((30, 31, 32, 33)):
+        clips = dataset[index]["clips"]
+        for frames in (10, 20):
+            found = frames_of(clips[frames], numbers)
+            step = 40 // frames
+            for place, number in enumerate(found):
+                start = min(place * step, count - 1)
+                assert start <= number <= min(place * step + step - 1, count - 1)
+                assert train or number == min(place * step + step // 2, count - 1)
+    short = Preprocessing(crop=16, resize=16, span=32)
+    with pytest.raises(VideoError, match=r"33 frames; data.span is 32"):
+        VideoDataset(records, views=(4,), preprocessing=short, train=train)[3]
