@@ -102,6 +102,7 @@ def live(
     from ffn.serve import LivePredictor, open_source
 
     predictor = network.build_predictor(weights)
+    predictor.record.require_classes("ffn live")
     given = asdict(reading) | {"pattern": predictor.pattern}
     given["options"] = dict(map(_key_value, given.pop("input_option")))
     opened = open_source(source, **given)

@@ -55,6 +55,8 @@ class Preprocessing:
             raise ValueError(f"std is {list(self.std)}; expected three numbers above 0")
         if self.color not in ("rgb", "bgr"):
             raise ValueError(f"color is {self.color!r}; expected 'rgb' or 'bgr'")
+        if not isinstance(self.span, int) or self.span < 0:
+            raise ValueError(f"span is {self.span!r}; expected a number of frames, or 0 for all")
         if self.sampling not in RULES:
             raise ValueError(f"sampling is {self.sampling!r}; expected one of {', '.join(RULES)}")
 
@@ -69,6 +71,7 @@ class Preprocessing:
         Raises:
             ValueError: if a key is unknown or missing, or a value is not allowed.
         """
+        values = {"span": 0, **values}  # records of older networks have none
         known = [field.name for field in fields(cls)]
         if {*values} != {*known}:
             raise ValueError(f"preprocessing has {', '.join(values)}; expected {', '.join(known)}")
