@@ -163,6 +163,8 @@ class DeployedNetwork(nn.Module):
         preprocessing, inside = dict(record.get("preprocessing", {})), self.transform is not None
         if rule := preprocessing.pop("sampling", None):
             described["sampling"] = {"rule": rule, "index": SAMPLING[rule]}
+        if span := preprocessing.pop("span", 0):  # n in the rule
+            described["sampling"]["span"] = span
         if preprocessing:
             described["preprocessing"] = {**preprocessing, "inside": inside}
         dtype = str(self.dtype).removeprefix("torch.")
@@ -183,7 +185,7 @@ def _transform(record: Mapping[str, Any]) -> FrameTransform:
             "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
             'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
         )
-    values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
+    values = {k: v for k, v in record["preprocessing"].items() if k not in ("sampling", "span")}
     return FrameTransform(**values)
 
 
