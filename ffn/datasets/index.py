@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ffn.data.decoding import VideoMetadata
+from ffn.data.lists import TEXT
 from ffn.datasets.listing import Entry, Listing
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.files import printable, write_csv, write_text
@@ -61,7 +62,7 @@ def write_index(
         if chosen:  # an empty list cannot be read
             files.append(f"{split}.csv")
             (output / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-            kind = "label" if listing.classes_of(split) else "text"
+            kind = "label" if listing.classes_of(split) else TEXT
             write_csv(output / files[-1], _rows(chosen, facts, kind))
     for fold, names in (listing.fold_classes or {"": listing.classes}).items():
         if names:
