@@ -9,8 +9,7 @@ from ffn.labels import LabelKind, MultiLabel, SingleLabel
 from ffn.registry import Registry
 from ffn.texts import Characters, Words
 
-# An entry makes a kind from the class names. Except for the first two, it also reads lists and
-# computes metrics, with the methods of :class:`ffn.texts.Characters`.
+# Makes a kind from the class names; other kinds than classes have the methods of `Characters`.
 LABEL_KINDS: Registry[Any] = Registry("kind of labels")
 LABEL_KINDS |= {"single": lambda classes: SingleLabel, "multi": lambda classes: MultiLabel}
 LABEL_KINDS |= {"characters": Characters, "words": Words}

@@ -24,11 +24,7 @@ PADDING = -1  # after the tokens of a text
 
 
 class Characters(SingleLabel):
-    """A text per video, a sequence of characters; `SPACE` is the one between words.
-
-    Args:
-        classes: the K tokens in the order of their indices.
-    """
+    """A text per video, a sequence of characters; the K tokens are the classes."""
 
     loss_name = "ctc"
     separator = ""  # between tokens in a text
@@ -49,22 +45,19 @@ class Characters(SingleLabel):
     ) -> tuple[list[tuple[int, ...]], list[str]]:
         """Token indices of the column text of each row of a list, and the vocabulary.
 
-        The vocabulary is that in ``classes``, or all tokens of the rows, sorted.
-
-        Raises:
-            ValueError: a row has no text, or a token that is not in the vocabulary.
+        The vocabulary is that in ``classes``, or all tokens of the rows, sorted. Raises ValueError
+        for a row without a text, or with a token that is not in the vocabulary.
         """
         texts = [cls.tokens(row.others.get("text", "")) for row in rows]
         names = [*classes] if classes else sorted({one for text in texts for one in text})
         index = {name: number for number, name in enumerate(names)}
         for row, text in zip(rows, texts, strict=True):
+            unknown = [one for one in text if one not in index]
             if not text:
-                what = "the text is empty" if "text" in row.others else "there is no column text"
-                raise ValueError(
-                    f"{row.where}: {what}; expected a table with the columns path and text, each "
-                    "filled in every row. Add the text, or take the row out"
-                )
-            if unknown := [one for one in text if one not in index]:
+                fault = "the text is empty" if "text" in row.others else "there is no column text"
+                remedy = "a table with the columns path and text is expected"
+                raise ValueError(f"{row.where}: {fault}; {remedy}. Add the text, or drop the row")
+            if unknown:
                 raise ValueError(
                     f"{row.where}: {unknown[0]!r} in the text is not one of the {len(names)} "
                     f"tokens of the weights, data.classes or data.train: {' '.join(names[:40])}. "
@@ -81,7 +74,8 @@ class Characters(SingleLabel):
     def loss(logits: Tensor, label: Tensor, weights: None = None) -> Tensor:
         """CTC loss of each text over its number of tokens, mean over the videos.
 
-        It is infinite for a text that needs more steps, see :func:`needed_steps`.
+        It is infinite for a text that needs more steps (:func:`needed_steps`), which is refused
+        before training.
 
         Args:
             logits: (B, T', K + 1).
@@ -92,19 +86,12 @@ class Characters(SingleLabel):
         scores = logits.float().log_softmax(-1).transpose(0, 1)  # (T', B, K + 1)
         return F.ctc_loss(scores, label.clamp(min=0), *lengths, blank=symbols - 1)
 
-    @classmethod
-    def probability(cls, logits: Tensor, tokens: Sequence[int]) -> float:
-        """Probability of a text, over all paths that spell it, of logits (T', K + 1)."""
-        label = torch.tensor([tokens], dtype=torch.int64).view(1, -1)
-        return math.exp(-cls.loss(logits[None], label).item() * max(1, len(tokens)))
-
     @staticmethod
     def results(logits: Tensor, ok: Tensor) -> Tensor:
-        """Symbols of the best paths (greedy decoding), `PADDING` where one has none.
+        """Symbols of the best paths (greedy decoding), `PADDING` where there is none.
 
-        Returns:
-            (B, T') float32 on the CPU; NaN where logits are not finite, no token where ``ok`` (B,)
-            is False.
+        Returns (B, T') float32 on the CPU; NaN where logits are not finite, no symbol where ``ok``
+        (B,) is False.
         """
         best = logits.argmax(-1)  # (B, T')
         starts = best != F.pad(best, (1, 0), value=PADDING)[:, :-1]
@@ -159,12 +146,10 @@ def needed_steps(tokens: Sequence[int]) -> int:
     return len(tokens) + sum(a == b for a, b in pairwise(tokens))
 
 
-def beam_search(logits: Tensor, beams: int = 20) -> list[int]:
-    """Tokens of the most probable text, over all paths that spell it.
+def beam_search(logits: Tensor, beams: int = 20) -> tuple[list[int], float]:
+    """The most probable text over all paths (T', K + 1) that spell it: its tokens and probability.
 
-    Args:
-        logits: (T', K + 1) of one video.
-        beams: kept prefixes.
+    ``beams`` prefixes are kept.
     """
     from fast_ctc_decode import beam_search as search
 
@@ -172,18 +157,16 @@ def beam_search(logits: Tensor, beams: int = 20) -> list[int]:
     probabilities = logits.float().softmax(-1).roll(1, -1).cpu().numpy()
     first = 0xF0000  # of the private characters of Unicode
     alphabet = [chr(first + number) for number in range(logits.shape[-1])]
-    return [ord(one) - first - 1 for one in search(probabilities, alphabet, beams, 0.0)[0]]
+    tokens = [ord(one) - first - 1 for one in search(probabilities, alphabet, beams, 0.0)[0]]
+    label = torch.tensor([tokens], dtype=torch.int64, device=logits.device)
+    return tokens, math.exp(-Characters.loss(logits[None], label) * max(1, len(tokens)))
 
 
 @torch.enable_grad()
 def align(logits: Tensor, tokens: Sequence[int]) -> list[int]:
-    """The most probable step of each token of a text, over all paths that spell it.
+    """The most probable step of each token of a text, over all paths (T', K + 1) that spell it.
 
     Equal neighbours count as different tokens, which need no blank between them.
-
-    Args:
-        logits: (T', K + 1) of one video.
-        tokens: L token indices.
     """
     steps, count = len(logits), len(tokens)
     scores = logits.float().log_softmax(-1)[:, [*tokens, -1]].clone().requires_grad_()

@@ -27,7 +27,7 @@ class LipNet(PooledClassifier):
         num_classes: K.
         channels: of the three convolutions.
         grid: rows and columns of the features of a frame.
-        dropout: probability to drop a channel of a map after each convolution.
+        dropout: of the channels of a map after each convolution.
     """
 
     def __init__(

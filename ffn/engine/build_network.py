@@ -112,6 +112,8 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
         freezing.freeze(model, config.train.freeze)
         if config.train.activation_checkpointing:
             checkpoint_blocks(model)
+        if config.train.compile and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+            raise ValueError("torch cannot compile its GRUs; train.compile=false or task.head=conv")
         if config.train.compile:
             views = TASKS[config.task.name].views(config.task).values()
             compile_network(model, len({length for view in views for length in view}))

@@ -124,33 +124,29 @@ class TextPrediction(Prediction):
     times: tuple[float, ...] = ()
 
     @cached_property
-    def tokens(self) -> list[int]:
-        """Token indices of the most probable text, by beam search."""
-        return beam_search(self._logits)
-
-    @property
-    def _logits(self) -> Tensor:
-        return self.probabilities.clamp(min=1e-30).log()
+    def _found(self) -> tuple[list[int], float]:
+        return beam_search(self.probabilities.clamp(min=1e-30).log())
 
     @property
     def text(self) -> str:
-        """The most probable text."""
-        return self.kind.text(self.tokens)
+        """The most probable text, by beam search."""
+        return self.kind.text(self._found[0])
 
     @property
     def words(self) -> tuple[Word, ...]:
         """The words of the text, from the step of the first token to that of the last."""
-        steps, frames = len(self.probabilities), self.frames
-        places = (np.arange(steps) + 0.5) * frames / steps - 0.5  # of the steps among the frames
+        tokens, steps = self._found[0], len(self.probabilities)
         seconds: list[Any] = [None] * steps
         if self.times:
-            seconds = np.interp(places, range(frames), self.times).tolist()
-        found = self.kind.words(self.tokens, align(self._logits, self.tokens))
-        return tuple(Word(text, seconds[a], seconds[b]) for text, a, b in found)
+            places = (np.arange(steps) + 0.5) * self.frames / steps - 0.5  # among the frames
+            seconds = np.interp(places, range(self.frames), self.times).tolist()
+        aligned = align(self.probabilities.clamp(min=1e-30).log(), tokens)
+        found = self.kind.words(tokens, aligned)
+        return tuple(Word(text, seconds[first], seconds[last]) for text, first, last in found)
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
         """The text alone, with its probability."""
-        return [(self.text, self.kind.probability(self._logits, self.tokens))]
+        return [(self.text, self._found[1])]
 
     def to_dict(self, k: int = 5) -> dict[str, Any]:
         """The prediction as JSON values, with its words."""

@@ -101,13 +101,3 @@ def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
     assert torch.equal(state["backbone.net.conv1.0.weight"], start["net.conv1.0.weight"])
     assert torch.equal(state["backbone.net.bn1.6.weight"], start["net.bn1.weight"])
     assert not [key for key in state if "net.fc" in key]
-
-
-def test_networks_without_features_of_frames_are_refused() -> None:
-    @backbones.register
-    def without(num_classes: int) -> torch.nn.Module:
-        return torch.nn.Linear(2, num_classes)
-
-    with pytest.raises(ValueError, match="Linear has no frame_features"):
-        backbones.build("without", num_classes=3, head={"name": "sequence"})
-    del backbones.registry._models["without"]
