@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -103,7 +104,8 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     for place, key in enumerate(keys):
         index, kind = key[1], "training"
         record, (count, indices) = splits.train[index], loader.dataset.frame_indices(key)
-        name = label_text(record.label, splits.classes) or "no label"
+        text_of = getattr(splits.labels, "text", partial(label_text, classes=splits.classes))
+        name = text_of(record.label) or "no label"
         if config.train.repeated_aug > 1:
             kind += f", copy {key[2] + 1}"
         panel = panels.setdefault(index, Panel(name, [_describe(record, count)], []))

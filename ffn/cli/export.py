@@ -114,6 +114,7 @@ def read_calibration(
     from ffn.data import Preprocessing, VideoDataset, read_annotations
     from ffn.export import Calibration
 
+    record.require_classes("int8 calibration")
     options = {} if path.is_dir() else {"root": root}
     videos = read_annotations(path, classes=record.classes, **options)[0]
     order = np.random.default_rng(SEED).permutation(len(videos)).tolist()

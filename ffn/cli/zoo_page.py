@@ -110,7 +110,7 @@ def _shown_counts(record: WeightRecord) -> list[int]:
 
 
 def _accuracies(record: WeightRecord) -> str:
-    main = "map" if record.multi_label else "top1"
+    main = "map" if record.multi_label else "wer" if record.labels else "top1"
     return ", ".join(f"{t}: {record.metrics[t][main]:.1f}" for t in _shown_counts(record))
 
 

@@ -71,7 +71,7 @@ def rows_to_records(
 ) -> tuple[list[Record], list[str]]:
     """Parse the rows of annotations, at least one; see `read_annotations`.
 
-    `kind` is one of `ffn.labels.LABEL_KINDS`, which may read other columns of the rows.
+    `kind` is one of `ffn.label_kinds.LABEL_KINDS`, which may read other columns of the rows.
     """
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
     read = getattr(LABEL_KINDS[kind], "read", _label_indices)
@@ -101,11 +101,14 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def read_annotation_rows(source: str | os.PathLike[str]) -> list[AnnotationRow]:
+def read_annotation_rows(
+    source: str | os.PathLike[str], *, labelled: bool = True
+) -> list[AnnotationRow]:
     """Read the rows of annotations without parsing their labels and numbers.
 
     Args:
         source: See `read_annotations`.
+        labelled: See `read_list`.
 
     Raises:
         FileNotFoundError: if `source` does not exist.
@@ -117,7 +120,7 @@ def read_annotation_rows(source: str | os.PathLike[str]) -> list[AnnotationRow]:
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             "sub-folder per class (data.train and data.val of a config). `ffn prepare` writes lists"
         )
-    return _read_class_folders(source) if source.is_dir() else read_list(source)
+    return _read_class_folders(source) if source.is_dir() else read_list(source, labelled=labelled)
 
 
 def _read_class_folders(folder: Path) -> list[AnnotationRow]:

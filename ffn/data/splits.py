@@ -15,7 +15,7 @@ import numpy as np
 from ffn.data.annotations import read_annotation_rows, read_classes, rows_to_records
 from ffn.data.lists import TEXT, AnnotationRow, read_list
 from ffn.data.records import Record, label_text
-from ffn.label_kinds import find_labels
+from ffn.label_kinds import LABEL_KINDS, find_labels
 from ffn.labels import LabelKind, MultiLabel, SingleLabel
 
 UNLABELLED = "unlabelled"  # the one class of videos whose labels are not read
@@ -29,17 +29,17 @@ class Splits:
         train: training records; empty if they were not requested.
         val: validation records.
         classes: class names in the order of their indices.
-        labels: the kind of labels, for these classes.
         rows: the rows of the training and of the validation list, as they are written.
         sources: the training and the validation annotations.
+        labels: the kind of labels, for these classes.
     """
 
     train: list[Record]
     val: list[Record]
     classes: list[str]
-    labels: LabelKind = SingleLabel
     rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
     sources: tuple[Path, Path] = (Path(), Path())
+    labels: LabelKind = SingleLabel
 
     @property
     def multi_label(self) -> bool:
@@ -82,7 +82,7 @@ def read_splits(
         with_train: whether to return the training records.
         multi_label: the lists have the column ``labels``, with any number of labels per video.
         labelled: False reads lists with or without labels; every video has the class `UNLABELLED`.
-        labels: another kind of labels, one of ``ffn.labels.LABEL_KINDS``.
+        labels: another kind of labels, one of ``ffn.label_kinds.LABEL_KINDS``.
 
     Raises:
         ValueError: an annotation file is invalid, or the lists have the other kind of labels.
@@ -103,18 +103,23 @@ def read_splits(
     if not with_train:
         rows, records = [], []
     sources = (root / train, root / val)
-    return Splits(records, val_records, names, find_labels(kind, names), (rows, val_rows), sources)
+    found = find_labels(kind, names)
+    return Splits(records, val_records, names, (rows, val_rows), sources, found)
 
 
 def _read(
     root: Path, name: str, classes: list[str] | None, kind: str, labelled: bool
 ) -> tuple[list[AnnotationRow], list[Record], list[str]]:
     """Rows, records and class names of one list or folder, which has the given kind of labels."""
-    rows = read_annotation_rows(root / name) if labelled else _unlabelled_rows(root / name)
+    has_classes = not hasattr(LABEL_KINDS[kind], "read")
+    if labelled:
+        rows = read_annotation_rows(root / name, labelled=has_classes)
+    else:
+        rows = _unlabelled_rows(root / name)
     found = "multi" if isinstance(rows[0].label, tuple) else "single"
     if TEXT in rows[0].others and not rows[0].label:
         found = "characters"
-    if found != kind and kind in ("single", "multi"):
+    if found != kind and has_classes:
         has = {"multi": "any number of labels", "single": "one label", "characters": "a text"}
         raise ValueError(
             f"{root / name} has {has[found]} per video. Set data.labels={found}, or give another "
@@ -147,7 +152,7 @@ def check_splits(splits: Splits) -> None:
                 f"no video of {source} has a label; write labels separated by | in its column "
                 "labels, or give another list"
             )
-    if len(splits.classes) < 2 and not (splits.multi_label or splits.classes == [UNLABELLED]):
+    if splits.labels is SingleLabel and len(splits.classes) < 2 and splits.classes != [UNLABELLED]:
         raise ValueError(
             f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
             "Check the labels of the list (data.train), or its classes (data.classes)"
@@ -162,9 +167,10 @@ def check_splits(splits: Splits) -> None:
 
 def describe_splits(splits: Splits) -> list[str]:
     """Lines about the videos of a training run: numbers per class, or the tokens of texts."""
-    if hasattr(splits.labels, "text"):
+    if hasattr(splits.labels, "read"):
         longest = max(len(record.labels) for record in (*splits.train, *splits.val))
-        return [f"tokens: {' '.join(splits.classes)}; the longest text has {longest}"]
+        tokens = f"tokens: {' '.join(splits.classes)}; the longest text has {longest}"
+        return [tokens] if hasattr(splits.labels, "text") else []
     lists = {"training": splits.train, "validation": splits.val}
     return [
         f"{name} videos per class: {_per_class(records, splits.classes)}"
@@ -189,6 +195,8 @@ def split_warnings(splits: Splits) -> Iterator[str]:
         repeated = [path for (path, *_), times in counts.items() if times > 1]
         if repeated:
             yield f"{len(repeated)} {name} videos are listed again ({_examples(repeated)})"
+        if hasattr(splits.labels, "read"):
+            continue
         present = {label for record in records for label in record.labels}
         empty = [label for i, label in enumerate(splits.classes) if i not in present]
         if empty:

@@ -53,7 +53,7 @@ class WeightRecord:
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
         multi_label: whether a video has any number of the classes, each with the probability
             sigmoid(logit); else one class, with softmax.
-        labels: kind of the labels, one of ``ffn.labels.LABEL_KINDS``, if they are no classes.
+        labels: kind of the labels, one of ``ffn.label_kinds.LABEL_KINDS``, if they are no classes.
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
         file: name of the weights file next to the record.
