@@ -93,6 +93,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         if nested and protocol.clips > 1:
             raise ValueError(f"protocol {protocol} has several clips, which cannot be nested")
         self.labels = labels or label_kind(has_several_labels(records))
+        if hasattr(self.labels, "target"):
+            self._longest = max(len(record.labels) for record in records)
         if self.labels is MultiLabel and num_classes is None:
             raise ValueError("records have several labels per video; give num_classes")
         if transform is not None and (not train or transform.preprocessing != preprocessing):
@@ -103,7 +105,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.shuffle_frames = shuffle_frames
         self.nested, self.varied, self.seed, self.on_error = nested, varied, seed, on_error
         self.num_classes = num_classes
-        self._longest = max(len(record.labels) for record in records)
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
