@@ -23,10 +23,10 @@ def check_labels(config: Config) -> None:
     """Raise ConfigError for a kind of labels that the task does not learn, or for what it lacks."""
     given, known = config.data.labels, TASKS[config.task.name].label_kinds
     if given not in known:
-        raise ConfigError(
-            f"data.labels is {given!r}; task {config.task.name} learns {', '.join(known)}. Set one "
-            "of them, or another task, as task.name=ctc for characters or words"
-        )
+        tasks = [name for name, task in TASKS.items() if given in task.label_kinds]
+        remedy = "Set one of them" + (f", or task.name={tasks[0]}" if tasks else "")
+        learns = f"task {config.task.name} learns {', '.join(known)}"
+        raise ConfigError(f"data.labels is {given!r}; {learns}. {remedy}")
     train = config.train
     weighted, swaps = train.class_weights != "none", config.data.flip == "swap"
     if known != ("single", "multi") and any(
