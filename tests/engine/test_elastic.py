@@ -76,8 +76,7 @@ def test_order_of_samples(videos: Path, tmp_path: Path) -> None:
 
 def compute_in_float64(own: int) -> None:
     """In float32, the order of sums changes six steps by more than 1e-6."""
-    from ffn import evaluation
-    from ffn.engine import build_network, train_step
+    from ffn.engine import build_network, task_base, train_step
 
     build_task, to_device = build_network.build_task, train_step.to_device
 
@@ -90,7 +89,7 @@ def compute_in_float64(own: int) -> None:
 
     build_network.build_task = lambda *given: build_task(*given).double()
     train_step.to_device = doubled
-    evaluation.evaluate = nothing  # computes in float32
+    task_base.evaluate = nothing  # computes in float32
 
 
 PROBE = ("train.freeze=[head_only]", "train.class_weights=balanced")
