@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import cyclopts
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -31,8 +29,7 @@ from torch import Tensor
 from ffn.data import open_video
 from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, visible
 from ffn.datasets import motions
-from ffn.datasets.synthetic import SPLITS, write
-from ffn.files import explain
+from ffn.datasets.synthetic import SPLITS, run_command, write
 
 FORMAT = 1  # increase it when the same parameters give other videos
 
@@ -331,15 +328,7 @@ def _command(
     print(f"{folder}: {len(CLASSES)} classes")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    app = cyclopts.App("camera", result_action="return_value", version_flags=[])
-    app.default_parameter = cyclopts.Parameter(negative=())
-    app.default(_command)
-    try:
-        app(arguments)
-    except (OSError, ValueError) as error:
-        sys.exit(f"camera: {explain(error)}")
+main = partial(run_command, "camera", _command)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ tests and the quickstart, do not transfer to real mouths.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ffn.datasets.synthetic import Job, write
+from ffn.datasets.synthetic import Job, run_command, write
 from ffn.files import write_csv
 
 WORDS = ("alas", "also", "loom", "lose", "mama", "meal", "mole", "sale", "seal", "some")
@@ -68,5 +67,14 @@ def draw(frames: int, size: int, text: str, split: str, rng: np.random.Generator
     return np.clip(255 * color, 0, 255).astype(np.uint8)
 
 
+def _command(folder: Path) -> None:
+    """Generate videos of a mouth that spells words, with lists for training and testing.
+
+    Args:
+        folder: Where to write; it must be absent, empty, or hold the same data set.
+    """
+    print(generate(folder))
+
+
 if __name__ == "__main__":
-    print(generate(sys.argv[1]))
+    run_command("ffn.datasets.spelling", _command)

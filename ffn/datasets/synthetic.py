@@ -220,15 +220,20 @@ def _command(
     print(f"{folder}: {len(CLASSES)} classes")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `python -m ffn.datasets.synthetic`."""
-    app = cyclopts.App("ffn.datasets.synthetic", result_action="return_value", version_flags=[])
+def run_command(
+    program: str, command: Callable[..., None], arguments: Sequence[str] | None = None
+) -> None:
+    """Run a command that generates a data set; its errors are messages, without traceback."""
+    app = cyclopts.App(program, result_action="return_value", version_flags=[])
     app.default_parameter = cyclopts.Parameter(negative=())
-    app.default(_command)
+    app.default(command)
     try:
         app(arguments)
     except (OSError, ValueError) as error:
-        sys.exit(f"ffn.datasets.synthetic: {explain(error)}")
+        sys.exit(f"{program}: {explain(error)}")
+
+
+main = partial(run_command, "ffn.datasets.synthetic", _command)
 
 
 if __name__ == "__main__":
