@@ -28,6 +28,7 @@ class Characters(SingleLabel):
 
     loss_name = "ctc"
     separator = ""  # between tokens in a text
+    beams = 0  # prefixes that the beam search of `results` keeps; 0: greedy decoding
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = tuple(classes)
@@ -86,18 +87,22 @@ class Characters(SingleLabel):
         scores = logits.float().log_softmax(-1).transpose(0, 1)  # (T', B, K + 1)
         return F.ctc_loss(scores, label.clamp(min=0), *lengths, blank=symbols - 1)
 
-    @staticmethod
-    def results(logits: Tensor, ok: Tensor) -> Tensor:
-        """Symbols of the best paths (greedy decoding), `PADDING` where there is none.
+    def results(self, logits: Tensor, ok: Tensor) -> Tensor:
+        """Tokens of the texts, by beam search or of the best paths (greedy), and `PADDING`.
 
-        Returns (B, T') float32 on the CPU; NaN where logits are not finite, no symbol where ``ok``
+        Returns (B, T') float32 on the CPU; NaN where logits are not finite, no token where ``ok``
         (B,) is False.
         """
-        best = logits.argmax(-1)  # (B, T')
-        starts = best != F.pad(best, (1, 0), value=PADDING)[:, :-1]
-        found = best.where(starts & (best < logits.shape[-1] - 1), PADDING).float()
-        found[~logits.isfinite().flatten(1).all(1)] = torch.nan
-        return found.cpu().where(ok[:, None], float(PADDING))
+        finite = logits.isfinite()
+        if self.beams:
+            texts = [beam_search(one, self.beams)[0] for one in logits.where(finite, 0)]
+            found = torch.stack([self.target(text, logits.shape[1]) for text in texts])
+        else:
+            best = logits.argmax(-1).cpu()  # (B, T')
+            starts = best != F.pad(best, (1, 0), value=PADDING)[:, :-1]
+            found = best.where(starts & (best < logits.shape[-1] - 1), PADDING)
+        found = found.float().where(finite.flatten(1).all(1).cpu()[:, None], torch.nan)
+        return found.where(ok[:, None], float(PADDING))
 
     def text(self, tokens: Sequence[float]) -> str:
         """The text of token indices; padding is left out."""

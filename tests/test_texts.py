@@ -66,6 +66,12 @@ def test_beam_search_finds_the_most_probable_text(seed: int) -> None:
     tokens, probability = beam_search(logits, beams=1000)
 
     assert tuple(tokens) == best
+    kind = Characters(("a", "b", "c"))
+    kind.beams = 1000
+    found = kind.results(torch.stack([logits, logits, logits / 0]), torch.tensor([1, 0, 1]) > 0)
+    assert [x for x in found[0].tolist() if x != PADDING] == tokens
+    assert kind.text(found[1].tolist()) == ""
+    assert found[2].isnan().all()
     assert probability == pytest.approx(float(every[best]), rel=1e-4)
 
 

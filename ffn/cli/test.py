@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from ffn.cli.arguments import (
     ConfigFile,
@@ -51,6 +51,8 @@ class Options:
         ensemble: Also average the probabilities of all networks, as one more network `ensemble`.
         save_predictions: Also write the answer for every video as CSV, and logits as safetensors.
         details: Also write, per network, the accuracy of each class and the confusion matrix.
+        beams: Texts: decode by a beam search that keeps this many prefixes, as predictions do, not
+            by the most probable path (greedy). The name in the results starts with beam/.
         output: Folder of the results; default: test in log.output, else beside the weights.
         overwrite: Replace files that exist.
     """
@@ -66,6 +68,7 @@ class Options:
     ensemble: bool = False
     save_predictions: bool = False
     details: bool = False
+    beams: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None
     output: Path | None = None
     overwrite: Overwrite = False
 
@@ -151,29 +154,28 @@ def _test_one(
         record.require_classes("--details or --ensemble")
     if options.interpolate is not None and isinstance(model, FrameFlexible):
         if options.interpolate != model.interpolate:
-            way = "interpolated" if options.interpolate else "nearest"
-            name = f"{way}/{name}"
+            name = f"{'interpolated' if options.interpolate else 'nearest'}/{name}"
         model.interpolate = options.interpolate
     loader, classes = loader_for(
         weights,
         record,
         config,
         world,
+        beams=options.beams,
         frames=options.frames or config.data.test_frames,
         protocol=options.protocol,
         shuffle_frames=options.shuffle_frames,
     )
-    batch_size = clips_per_forward(config, world)
     result = sweep(
         model,
         loader,
-        name=f"{'shuffled/' * options.shuffle_frames}{name}",
+        name=f"{'shuffled/' * options.shuffle_frames}{'beam/' * bool(options.beams)}{name}",
         trained_frames=_trained_frames(record),
         precision=options.precision,
         runtime=options.runtime,
         latency=not options.no_latency,
         keep_logits=options.save_predictions or options.ensemble or options.details,
-        batch_size=batch_size,
+        batch_size=clips_per_forward(config, world),
         progress=True,
     )
     return result, classes
@@ -187,16 +189,27 @@ def _trained_frames(record: WeightRecord) -> Iterable[int] | None:
 
 
 def loader_for(
-    weights: str, record: WeightRecord, config: Config, world: World, **options: Any
+    weights: str,
+    record: WeightRecord,
+    config: Config,
+    world: World,
+    *,
+    beams: int | None = None,
+    **options: Any,
 ) -> tuple[DataLoader, Sequence[str]]:
     """Batches of the test videos of a config for a network, and the class names.
 
-    The options are those of :func:`ffn.engine.build_data.build_test_loader`.
+    Texts are decoded with ``beams``. The other options are those of
+    :func:`ffn.engine.build_data.build_test_loader`.
     """
     from ffn.data import Preprocessing
     from ffn.engine.build_data import build_test_loader
 
     splits = _read_splits(weights, record, config)
+    if beams and not hasattr(splits.labels, "beams"):
+        raise ValueError(f"--beams decodes texts; {weights} names classes. Leave it out")
+    if beams:
+        splits.labels.beams = beams
     preprocessing = Preprocessing.from_dict(record.preprocessing)
     loader = build_test_loader(config, splits, world, preprocessing=preprocessing, **options)
     return loader, splits.classes

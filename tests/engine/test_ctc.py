@@ -20,7 +20,8 @@ from ffn.engine.build import build_training
 from ffn.engine.config import load_config
 from ffn.evaluation import load_predictions, load_table
 from ffn.labels import SingleLabel
-from ffn.texts import Characters
+from ffn.texts import Characters, beam_search
+from ffn.zoo import load_with_record
 
 CONFIG = str(Path(__file__).parents[2] / "configs/quickstart/spelling_ctc.yaml")
 SMALL = ["task.frames=[12,24]", "data.test_frames=[12,17,24]", "data.crop=16", "data.resize=16"]
@@ -124,6 +125,15 @@ def test_commands(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row.metrics["wer"] == pytest.approx(100 * jiwer.wer(texts, found))
         assert row.metrics["cer"] == pytest.approx(100 * jiwer.cer(texts, found))
 
+    assert main(["test", CONFIG, *given, "--beams", "20", f"--output={root}/beam"]) == 0
+    (beam,) = load_table(root / "beam/results.json")
+    found = [r["prediction"] for r in read_csv(root / "beam/beam_run_best.predictions.csv")]
+    kept = load_predictions(root / "run/test/run_best.predictions.safetensors").logits
+    tokens = [beam_search(one)[0] for logits in kept.values() for one in logits]
+    assert beam.name == f"beam/{sweep.name}"
+    names = load_with_record(best)[1].classes
+    assert found == [Characters(names).text(one) for one in tokens]
+
     name, weights = "lipnet_tiny.spelling_f12_24", f"{root}/lipnet_tiny.spelling_f12_24.safetensors"
     publish = ["publish", best, name, "--output", str(root), "--results", str(results)]
     assert main(publish) == 0
@@ -137,8 +147,7 @@ def test_commands(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [word["text"] for word in shown["words"]] == prediction.text.split()
     times = [(word["start"], word["end"]) for word in shown["words"]]
     assert all(0 <= start <= end < 24 / 20 for start, end in times)
-    kept = load_predictions(root / "run/test/run_best.predictions.safetensors").logits[24]
-    torch.testing.assert_close(kept[2].softmax(-1), prediction.probabilities)
+    torch.testing.assert_close(kept[24][2].softmax(-1), prediction.probabilities)
 
     assert (
         main(["export", "--weights", weights, "--frames", "24", "--output", f"{root}/n.pt2"]) == 0
