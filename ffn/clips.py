@@ -35,6 +35,17 @@ def check_clip(clip: Tensor, channels: int | None = None, frame_dim: int = 2) ->
         )
 
 
+def check_sides(clip: Tensor, unit: int, taker: str, *, least: int = 1) -> None:
+    """Raise ValueError unless height and width are multiples, ``least`` or more, of a unit."""
+    height, width = sides = clip.shape[3:]
+    if any(side % unit or side < least * unit for side in sides):
+        fitting = " x ".join(str(max(least, round(side / unit)) * unit) for side in sides)
+        raise ValueError(
+            f"clip is {height} x {width} px; {taker} takes multiples of {unit} from "
+            f"{least * unit} up, e.g. {fitting}"
+        )
+
+
 def check_clip_of(network: nn.Module, clip: Tensor, frame_dim: int = 2) -> None:
     """As `check_clip`, where the first convolution of a network of any kind tells C."""
     check_clip(clip, frame_dim=frame_dim)

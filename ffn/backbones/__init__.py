@@ -17,6 +17,7 @@ from ffn.backbones.slowfast import SlowFast
 from ffn.backbones.tea import TEA
 from ffn.backbones.tsm import TSM
 from ffn.backbones.uniformer import UniFormer
+from ffn.backbones.vit import ViT
 
 __all__ = [
     "TEA",
@@ -25,6 +26,7 @@ __all__ = [
     "SequenceNetwork",
     "SlowFast",
     "UniFormer",
+    "ViT",
     "build",
     "is_registered",
     "model_names",

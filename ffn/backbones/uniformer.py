@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register
-from ffn.clips import is_exporting
+from ffn.clips import check_sides, is_exporting
 from ffn.layers import AlterationSite, PooledClassifier, check_clip
 
 _pointwise = partial(nn.Conv3d, kernel_size=1)
@@ -224,7 +224,8 @@ class UniFormer(PooledClassifier):
             ValueError: another rank or size, or T and C are swapped.
         """
         check_clip(clip, 3)
-        self._check_size(*clip.shape[3:])
+        taker = f"a UniFormer with patches of {self.patch}"
+        check_sides(clip, 4 * self.patch, taker, least=2)
         x = clip
 
         for embed, blocks in zip(self.embeds, self.blocks, strict=True):
@@ -245,15 +246,6 @@ class UniFormer(PooledClassifier):
                 (rf"blocks\.(\d+){block}", None),
             ],
         }
-
-    def _check_size(self, height: int, width: int) -> None:
-        unit = 4 * self.patch
-        if height % unit or width % unit or min(height, width) < 2 * unit:
-            fitting = [max(2, round(side / unit)) * unit for side in (height, width)]
-            raise ValueError(
-                f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
-                f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
-            )
 
 
 def _init(model: UniFormer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -50,13 +51,15 @@ def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> 
 
 def _count_flops(model: nn.Module, clip: Tensor) -> dict[str, dict[Any, int]]:
     """Floating-point operations by module (as torch's counter names them) and operator."""
+    # The counter fails on a layer that takes a view of a parameter, unless it has no gradient.
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
     with _FAST_PATH:
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
         try:
             counter = FlopCounterMode(display=False)
             with evaluating(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-                model(clip)
+                functional_call(model, parameters, (clip,))
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
     return counter.get_flop_counts()

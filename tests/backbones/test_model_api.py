@@ -13,7 +13,7 @@ import ffn
 from ffn import backbones
 from ffn.core import PrivateModules
 
-NAMES = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
+NAMES = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny", "vit_tiny")
 FORMS = ("plain", "flexible", "extracted", "fused")
 
 

@@ -17,6 +17,11 @@ LARGE = (  # a smaller model runs the same code
     "slowfast_r50_8x8",
     "slowfast_r50_4x16_mmaction2",
     "uniformer_b",
+    "vit",
+    "vit_b",
+    "vit_l",
+    "vit_s",
+    "vjepa2_l",
 )
 OTHERS = [name for name in backbones.model_names() if name not in LARGE]
 COMPILED = ["tsm_mobilenetv2", *backbones.model_names("*_tiny")]

@@ -53,6 +53,7 @@ CASES = {
     "tea_tiny": tiny("tea_tiny", alter="all"),
     "slowfast_tiny": tiny("slowfast_tiny"),
     "uniformer_tiny": tiny("uniformer_tiny"),
+    "vit_tiny": tiny("vit_tiny"),
     "torchvision r3d": Case(
         lambda: VideoResNet(
             BasicBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=CLASSES

@@ -25,7 +25,7 @@ from ffn.engine.tasks import FlexibleTask
 from ffn.recomputation import run_restorably
 
 COUNTS = (2, 4, 7)
-FAMILIES = ("tsm", "tea", "slowfast", "uniformer")
+FAMILIES = ("tsm", "tea", "slowfast", "uniformer", "vit")
 
 
 def small(name: str, **options: Any) -> Callable[[], nn.Module]:

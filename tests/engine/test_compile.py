@@ -42,7 +42,7 @@ def graphs() -> int:
 
 @differentiated
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tsm_tiny", "slowfast_tiny", "uniformer_tiny"])
+@pytest.mark.parametrize("name", ["tsm_tiny", "slowfast_tiny", "uniformer_tiny", "vit_tiny"])
 def test_steps_of_every_family(backend: None, name: str) -> None:
     """In float64; the second step uses the graphs of the first."""
     torch.manual_seed(0)

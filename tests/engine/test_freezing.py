@@ -26,6 +26,7 @@ FIRST = {
     "tea_tiny": ("net.conv1", "net.bn1", "net.layer1"),
     "slowfast_tiny": ("slow.stem", "fast.stem", "slow.stages.0", "fast.stages.0", "fusions.0"),
     "uniformer_tiny": ("embeds.0", "blocks.0"),
+    "vit_tiny": ("patch_embed", "blocks.0"),
 }
 
 

@@ -119,6 +119,7 @@ def test_several_labels(tmp_path: Path) -> None:
         ("tea_tiny", "task.frames=[5]"),
         ("slowfast_tiny", "data.nested=true"),
         ("uniformer_tiny", "optim.name=adamw"),
+        ("vit_tiny", "optim.name=adamw"),
     ],
 )
 def test_every_family_trains(videos: Path, tmp_path: Path, name: str, more: str) -> None:

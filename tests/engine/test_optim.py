@@ -91,6 +91,7 @@ LAYERS = {
         *(f"embeds.{s} blocks.{s}.0" for s in STAGES[:3]),
         "norm head",
     ],
+    "vit_tiny": ["patch_embed", *(f"blocks.{b}" for b in range(5)), "fc_norm head"],
 }
 LAYERS["tea_tiny"] = LAYERS["tsm_tiny"]
 

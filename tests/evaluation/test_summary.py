@@ -38,7 +38,9 @@ def test_a_plain_network_by_hand() -> None:
     assert table["net.fc"] == ["3x5", str(128 * 5 + 5), "0.00"]
 
 
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+@pytest.mark.parametrize(
+    "name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny", "vit_tiny"]
+)
 @pytest.mark.parametrize("form", ["plain", "flexible", "extracted", "fused"])
 def test_stages_add_up(name: str, form: str) -> None:
     plain = backbones.build(name, num_classes=5).eval()

@@ -23,7 +23,7 @@ ONNX = pytest.param(
 )
 SLOW = [
     pytest.param(name, marks=pytest.mark.slow)
-    for name in ("tea_tiny", "slowfast_tiny", "uniformer_tiny")
+    for name in ("tea_tiny", "slowfast_tiny", "uniformer_tiny", "vit_tiny")
 ]
 
 

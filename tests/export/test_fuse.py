@@ -19,7 +19,7 @@ from ffn.export import FuseError, fuse
 from ffn.export.kernels import As2d, InFloat32, choose_kernels
 from ffn.layers import PerFrame
 
-FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
+FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny", "vit_tiny"]
 
 
 @pytest.mark.parametrize("frames", [1, 4, 7, 16])
@@ -37,7 +37,7 @@ def test_families(name: str, frames: int) -> None:
         assert_close(fused(clip), model(clip))
     gone = (FrameFlexible, PrivateModules, nn.Dropout)
     assert not any(isinstance(module, gone) for module in fused.modules())
-    if name != "uniformer_tiny":
+    if name not in ("uniformer_tiny", "vit_tiny"):
         assert not any(isinstance(m, (BATCH_NORM, WeightAlteration)) for m in fused.modules())
         assert fused.fusion.kept == ()
     assert not fused.training

@@ -112,7 +112,7 @@ def test_a_folder_of_all_counts(shipped: ffn.FrameFlexible, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["slowfast_tiny", "uniformer_tiny"])
+@pytest.mark.parametrize("name", ["slowfast_tiny", "uniformer_tiny", "vit_tiny"])
 @torch.no_grad()
 def test_norms_that_a_folder_keeps(name: str, tmp_path: Path) -> None:
     """Runtimes fold them; the weights of the sub-networks are equal in the files."""

@@ -1,0 +1,314 @@
+"""Plain vision transformers for videos: the encoders of VideoMAE and of V-JEPA 2.
+
+Tubelets of two frames become tokens, blocks of joint space-time attention mix them (ViViT, model 1,
+2103.15691), and a pooling of the tokens is classified. The last frame of an odd number is repeated.
+Positions are functions of time and place, so T is arbitrary, in one of two forms:
+
+- ``sine`` (VideoMAE, 2203.12602) is added to the tokens. Clips of any length span the same time, as
+  ffn samples them: the position of a tubelet is that of its frames in the span of the training.
+- ``rotary`` (V-JEPA 2, 2506.09985) rotates queries and keys by number of tubelet, row and column.
+  Longer clips continue the numbers, as in the authors' code: attention depends on differences.
+
+The blocks are timm's. Private LayerNorms scale the inputs of the linear layers behind them; the
+other linear layers of a block have alteration sites.
+Left out: class tokens, learned positions (InternVideo2) and divided attention (TimeSformer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from timm.layers import AttentionPoolLatent, trunc_normal_
+from timm.models.eva import EvaBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ffn.backbones.registry import register
+from ffn.clips import check_sides, varies
+from ffn.layers import AlterationSite, PooledClassifier, check_clip
+
+TUBELET = 2  # frames
+BASE = 10000  # of the wavelengths
+
+
+class Block(EvaBlock):
+    """timm's block of attention and MLP, with alteration sites before its last linear layers.
+
+    Args:
+        dim: channels of a token.
+        heads: of the attention; divides ``dim``.
+        mlp_ratio: hidden channels of the MLP over ``dim``.
+        eps: of the norms.
+        drop_path: stochastic depth rate.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, mlp_ratio: float, eps: float, drop_path: float = 0.0
+    ) -> None:
+        super().__init__(
+            dim,
+            heads,
+            attn_type="rope",
+            num_prefix_tokens=0,
+            mlp_ratio=mlp_ratio,
+            drop_path=drop_path,
+            norm_layer=partial(nn.LayerNorm, eps=eps),
+        )
+        # Where timm has an optional norm.
+        self.attn.norm = AlterationSite(dim, -1)
+        self.mlp.norm = AlterationSite(self.mlp.fc2.in_features, -1)
+
+
+class AttentivePooler(nn.Module):
+    """Blocks without positions, a norm, and attention of one learned query (V-JEPA 2, §4).
+
+    Args:
+        dim: channels of a token.
+        heads: of each attention.
+        depth: number of blocks.
+        eps: of the norms.
+    """
+
+    def __init__(self, dim: int, heads: int, depth: int, eps: float) -> None:
+        super().__init__()
+        blocks = (Block(dim, heads, mlp_ratio=4.0, eps=eps) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(dim, eps=eps)
+        norm_layer = partial(nn.LayerNorm, eps=eps)
+        self.attn = AttentionPoolLatent(dim, num_heads=heads, norm_layer=norm_layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) to (B, C)."""
+        return self.attn(self.norm(self.blocks(x)))
+
+
+class ViT(PooledClassifier):
+    """A vision transformer for clips of any length; the defaults are those of ViT-B.
+
+    Args:
+        num_classes: K.
+        dim: channels of a token.
+        depth: number of blocks.
+        heads: of each attention; divides ``dim``.
+        mlp_ratio: hidden channels of an MLP over ``dim``.
+        patch: height and width of a tubelet in pixels.
+        positions: "sine" or "rotary".
+        grid: tubelets in time, rows and columns in training: the span of the sine positions.
+        pool: "mean" of the tokens, then a norm; "first" token, or "attention", both after a norm of
+            all tokens.
+        pool_depth: blocks of the attentive pooling.
+        eps: of the norms, and of that after the mean.
+        dropout: probability before the classifier.
+        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
+
+    Raises:
+        ValueError: an argument that is not among those allowed.
+    """
+
+    head_std = 0.02
+
+    def __init__(
+        self,
+        num_classes: int = 400,
+        dim: int = 768,
+        *,
+        depth: int = 12,
+        heads: int = 12,
+        mlp_ratio: float = 4.0,
+        patch: int = 16,
+        positions: str = "sine",
+        grid: Sequence[int] = (8, 14, 14),
+        pool: str = "mean",
+        pool_depth: int = 0,
+        eps: tuple[float, float] = (1e-6, 1e-6),
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if dim % (2 * heads):
+            raise ValueError(f"heads is {heads}; it must divide {dim} channels into even parts")
+        if positions not in ("sine", "rotary"):
+            raise ValueError(f'positions is "{positions}"; expected "sine" or "rotary"')
+        if pool not in ("mean", "first", "attention"):
+            raise ValueError(f'pool is "{pool}"; expected "mean", "first" or "attention"')
+        self.patch, self.positions, self.grid, self.pooling = patch, positions, tuple(grid), pool
+        self.head_dim = dim // heads
+        self.patch_embed = nn.Conv3d(3, dim, size := (TUBELET, patch, patch), size)
+        rates = (drop_path * index / max(1, depth - 1) for index in range(depth))
+        block = partial(Block, dim, heads, mlp_ratio=mlp_ratio, eps=eps[0])
+        self.blocks = nn.ModuleList([block(drop_path=rate) for rate in rates])
+        is_mean = pool == "mean"
+        self.norm = nn.Identity() if is_mean else nn.LayerNorm(dim, eps=eps[0])
+        self.fc_norm = nn.LayerNorm(dim, eps=eps[1]) if is_mean else nn.Identity()
+        if pool == "attention":
+            self.pooler = AttentivePooler(dim, heads, pool_depth, eps[0])
+        self.add_classifier(dim, num_classes, dropout)
+        _init(self)
+
+    def forward_features(self, clip: Tensor) -> Tensor:
+        """The tokens after the last block; after their norm unless their mean is pooled.
+
+        Args:
+            clip: (B, C, T, H, W) of any T; H and W are multiples of a patch.
+
+        Returns:
+            (B, C, ceil(T / 2), H / patch, W / patch)
+
+        Raises:
+            ValueError: another rank or size, or T and C are swapped.
+        """
+        check_clip(clip, 3)
+        check_sides(clip, self.patch, f"a ViT with patches of {self.patch}")
+        frames = clip.shape[2]
+        if varies(frames) or frames % TUBELET:  # the convolution leaves out a frame beyond
+            clip = torch.cat([clip, clip[:, :, -1:]], 2)
+
+        x = self.patch_embed(clip)
+        shape = x.shape[2:]
+        x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
+        rope = None
+        if self.positions == "sine":
+            x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
+        else:
+            rope = rotary_positions(shape, self.head_dim, x.device)
+
+        for block in self.blocks:
+            x = block(x, rope=rope)
+
+        return self.norm(x).transpose(1, 2).unflatten(2, shape)
+
+    def pool(self, features: Tensor) -> Tensor:
+        """The classifier's input (B, C) of tokens (B, C, T, H, W)."""
+        if self.pooling == "first":
+            return features[:, :, 0, 0, 0]
+        if self.pooling == "attention":
+            return self.pooler(features.flatten(2).transpose(1, 2))
+        return self.fc_norm(features.mean((2, 3, 4)))
+
+    def frame_features(self, features: Tensor) -> Tensor:
+        """Averages over space alone (B, ceil(T / 2), C), after a norm."""
+        return self.dropout(self.fc_norm(features.mean((3, 4)).transpose(1, 2)))
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns of parameter names per layer, as in timm; ``coarse`` changes nothing."""
+        return {"stem": r"patch_embed", "blocks": [(r"blocks\.(\d+)", None)]}
+
+
+def sine_positions(
+    frames: int, shape: Sequence[int], grid: Sequence[int], dim: int, device: torch.device
+) -> Tensor:
+    """Sines and cosines of the index of each token in the grid of tokens of the training.
+
+    On that grid, they are VideoMAE's table: channels 2i and 2i + 1 of the token with the index p
+    are sin and cos of p / 10000^(2i / C). Between its points, the vectors are interpolated: sines
+    of an index between those of two tubelets would be close to those of another row.
+
+    Args:
+        frames: T of the clip, 2 or 1 per tubelet.
+        shape: tubelets in time, rows, columns of the clip.
+        grid: those of the training.
+        dim: C.
+        device: of the result.
+
+    Returns:
+        (T * H * W, C), in float64.
+    """
+    steps, (trained, rows, columns) = shape[0], grid
+    if device.type == "mps":  # without float64
+        device = torch.device("cpu")
+    numbers = partial(torch.arange, device=device, dtype=torch.float64)
+    # The middle of a tubelet's frames: 1, 3, 5, …; T - 1/2 for a last one of one frame.
+    middle = (TUBELET * numbers(steps) + 1).clamp(max=frames - 0.5)
+    place = middle * trained / frames - 0.5
+    before = place.floor()
+
+    rate = BASE ** (-numbers(0, dim, 2) / dim)
+    area = rows * columns
+    index = torch.stack([before, before + 1])[..., None] * area + numbers(area)
+    angle = index[..., None] * rate  # (2, T, H * W, C / 2)
+    both = torch.stack([angle.sin(), angle.cos()], -1).flatten(3)
+    x = both[0].lerp(both[1], (place - before)[:, None, None])
+    if tuple(shape[1:]) != (rows, columns):
+        x = rearrange(x, "t (h w) c -> t c h w", h=rows)
+        x = F.interpolate(x, tuple(shape[1:]), mode="bilinear")
+        x = rearrange(x, "t c h w -> t (h w) c")
+    return x.flatten(0, 1)
+
+
+def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) -> Tensor:
+    """Sines and cosines that rotate queries and keys by number of tubelet, row and column.
+
+    The channels of a head have three equal parts for the three; the rest is not rotated.
+
+    Note:
+        As in V-JEPA 2, the channels of a pair are neighbors, but the frequencies of a part are in a
+        row, twice: the two channels have different angles.
+
+    Args:
+        shape: tubelets in time, rows, columns.
+        head_dim: channels of a head.
+        device: of the result.
+
+    Returns:
+        (T * H * W, 2 * head_dim): sines, then cosines.
+    """
+    pairs = head_dim // 6
+    axes = [torch.arange(size, device=device, dtype=torch.float32) for size in shape]
+    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)  # (N, 3)
+    rate = BASE ** (-torch.arange(pairs, device=device) / pairs)
+    angle = place[..., None] * rate.repeat(2)  # (N, 3, 2 * pairs)
+    angle = F.pad(angle.flatten(1), (0, head_dim - 6 * pairs))
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+def _init(model: ViT) -> None:
+    """Truncated N(0, 0.02) for linear layers, as in the authors' code."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+
+
+# ViT, table 1 (2010.11929), with tubelets.
+
+
+@register
+def vit(**kwargs: Any) -> ViT:
+    """A vision transformer of any size; the arguments are those of ``ffn.backbones.ViT``."""
+    return ViT(**kwargs)
+
+
+@register
+def vit_s(**kwargs: Any) -> ViT:
+    """ViT-S: 22 M parameters, 57 GMACs for 16 frames at 224 px."""
+    return ViT(dim=384, heads=6, **kwargs)
+
+
+@register
+def vit_b(**kwargs: Any) -> ViT:
+    """ViT-B: 87 M parameters, 180 GMACs for 16 frames at 224 px."""
+    return ViT(**kwargs)
+
+
+@register
+def vit_l(**kwargs: Any) -> ViT:
+    """ViT-L: 304 M parameters, 597 GMACs for 16 frames at 224 px."""
+    return ViT(dim=1024, depth=24, heads=16, **kwargs)
+
+
+@register
+def vjepa2_l(**kwargs: Any) -> ViT:
+    """V-JEPA 2's ViT-L: rotary positions, attentive pooling after three blocks."""
+    form = {"positions": "rotary", "pool": "attention", "pool_depth": 3}
+    return vit_l(**form, **kwargs)
+
+
+@register
+def vit_tiny(*, width: int = 128, **kwargs: Any) -> ViT:
+    """A ViT for CPUs and frames of 24 to 40 px: patches of 8, 1 M parameters."""
+    heads = max(1, width // 32)
+    return ViT(dim=width, depth=5, heads=heads, patch=8, grid=(8, 4, 4), **kwargs)
