@@ -147,7 +147,9 @@ class ViT(PooledClassifier):
         if pool == "attention":
             self.pooler = AttentivePooler(dim, heads, pool_depth, eps[0])
         self.add_classifier(dim, num_classes, dropout)
-        _init(self)
+        for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            trunc_normal_(layer.weight, std=0.02)  # as the authors
+            nn.init.zeros_(layer.bias)
 
     def forward_features(self, clip: Tensor) -> Tensor:
         """The tokens after the last block; after their norm unless their mean is pooled.
@@ -201,11 +203,11 @@ class ViT(PooledClassifier):
 def sine_positions(
     frames: int, shape: Sequence[int], grid: Sequence[int], dim: int, device: torch.device
 ) -> Tensor:
-    """Sines and cosines of the index of each token in the grid of tokens of the training.
+    """Positions (T * H * W, C) to be added to tokens, in float64.
 
-    On that grid, they are VideoMAE's table: channels 2i and 2i + 1 of the token with the index p
-    are sin and cos of p / 10000^(2i / C). Between its points, the vectors are interpolated: sines
-    of an index between those of two tubelets would be close to those of another row.
+    On the grid of the training, they are VideoMAE's table: channels 2i and 2i + 1 of the token with
+    the index p are sin and cos of p / 10000^(2i / C). Between its points, they are interpolated:
+    the sines of an index between two tubelets would be close to those of another row.
 
     Args:
         frames: T of the clip, 2 or 1 per tubelet.
@@ -213,9 +215,6 @@ def sine_positions(
         grid: those of the training.
         dim: C.
         device: of the result.
-
-    Returns:
-        (T * H * W, C), in float64.
     """
     steps, (trained, rows, columns) = shape[0], grid
     if device.type == "mps":  # without float64
@@ -240,9 +239,9 @@ def sine_positions(
 
 
 def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) -> Tensor:
-    """Sines and cosines that rotate queries and keys by number of tubelet, row and column.
+    """Sines and cosines (T * H * W, 2 * head_dim) that rotate queries and keys.
 
-    The channels of a head have three equal parts for the three; the rest is not rotated.
+    Equal parts of a head's channels are for tubelet, row and column; the rest is not rotated.
 
     Note:
         As in V-JEPA 2, the channels of a pair are neighbors, but the frequencies of a part are in a
@@ -252,9 +251,6 @@ def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) 
         shape: tubelets in time, rows, columns.
         head_dim: channels of a head.
         device: of the result.
-
-    Returns:
-        (T * H * W, 2 * head_dim): sines, then cosines.
     """
     pairs = head_dim // 6
     axes = [torch.arange(size, device=device, dtype=torch.float32) for size in shape]
@@ -263,14 +259,6 @@ def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) 
     angle = place[..., None] * rate.repeat(2)  # (N, 3, 2 * pairs)
     angle = F.pad(angle.flatten(1), (0, head_dim - 6 * pairs))
     return torch.cat([angle.sin(), angle.cos()], 1)
-
-
-def _init(model: ViT) -> None:
-    """Truncated N(0, 0.02) for linear layers, as in the authors' code."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            trunc_normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
 
 
 # ViT, table 1 (2010.11929), with tubelets.

@@ -20,7 +20,7 @@ from torchvision.models import mobilenet_v3_large
 
 from ffn import backbones
 from ffn.core import convert, extract
-from ffn.engine.activation_checkpointing import checkpoint_blocks, find_blocks
+from ffn.engine.activation_checkpointing import LAYERS, checkpoint_blocks, find_blocks
 from ffn.engine.tasks import FlexibleTask
 from ffn.recomputation import run_restorably
 
@@ -65,7 +65,7 @@ def counted(model: nn.Module) -> Iterator[list[str]]:
     runs: list[str] = []
     handles = []
     for name, block in find_blocks(model).items():
-        first = next(m for m in block.modules() if isinstance(m, nn.modules.conv._ConvNd))
+        first = next(m for m in block.modules() if isinstance(m, LAYERS))
         handles.append(first.register_forward_pre_hook(lambda *_, name=name: runs.append(name)))
     yield runs
     for handle in handles:
