@@ -98,8 +98,7 @@ class ViT(PooledClassifier):
         patch: height and width of a tubelet in pixels.
         positions: "sine" or "rotary".
         grid: tubelets in time, rows and columns in training: the span of the sine positions.
-        pool: "mean" of the tokens, then a norm; "first" token, or "attention", both after a norm of
-            all tokens.
+        pool: "mean" and a norm; or, after a norm of all tokens, the "first" one or "attention".
         pool_depth: blocks of the attentive pooling.
         eps: of the norms, and of that after the mean.
         dropout: probability before the classifier.
@@ -137,7 +136,8 @@ class ViT(PooledClassifier):
             raise ValueError(f'pool is "{pool}"; expected "mean", "first" or "attention"')
         self.patch, self.positions, self.grid, self.pooling = patch, positions, tuple(grid), pool
         self.head_dim = dim // heads
-        self.patch_embed = nn.Conv3d(3, dim, size := (TUBELET, patch, patch), size)
+        size = (TUBELET, patch, patch)
+        self.patch_embed = nn.Conv3d(3, dim, size, size)
         rates = (drop_path * index / max(1, depth - 1) for index in range(depth))
         block = partial(Block, dim, heads, mlp_ratio=mlp_ratio, eps=eps[0])
         self.blocks = nn.ModuleList([block(drop_path=rate) for rate in rates])
@@ -152,7 +152,7 @@ class ViT(PooledClassifier):
             nn.init.zeros_(layer.bias)
 
     def forward_features(self, clip: Tensor) -> Tensor:
-        """The tokens after the last block; after their norm unless their mean is pooled.
+        """The tokens after the last block, and after their norm if there is one.
 
         Args:
             clip: (B, C, T, H, W) of any T; H and W are multiples of a patch.
@@ -173,10 +173,10 @@ class ViT(PooledClassifier):
         shape = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
         rope = None
-        if self.positions == "sine":
-            x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
-        else:
+        if self.positions == "rotary":
             rope = rotary_positions(shape, self.head_dim, x.device)
+        else:
+            x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
 
         for block in self.blocks:
             x = block(x, rope=rope)
@@ -196,7 +196,7 @@ class ViT(PooledClassifier):
         return self.dropout(self.fc_norm(features.mean((3, 4)).transpose(1, 2)))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Patterns of parameter names per layer, as in timm; ``coarse`` changes nothing."""
+        """Patterns of parameter names per layer, as in timm; ``coarse`` has no effect."""
         return {"stem": r"patch_embed", "blocks": [(r"blocks\.(\d+)", None)]}
 
 
