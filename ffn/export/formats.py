@@ -16,7 +16,7 @@ the dimensions that may vary (always B), its ``metadata`` what the file should s
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import logging
 import tempfile
@@ -121,20 +121,19 @@ def _least_frames(program: torch.export.ExportedProgram, network: DeployedNetwor
 
 
 def require(name: str) -> ModuleType:
-    """Import a package of the extra ``onnx`` or ``openvino``; errors as `check_installed`."""
-    check_installed(name)
-    return importlib.import_module(name)
+    """Import a package of the extra ``onnx`` or ``openvino``.
 
-
-def check_installed(name: str) -> None:
-    """Raise ImportError, which names the extra to install, if a package is missing."""
-    package = name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        extra = "openvino" if package == "openvino" else "onnx"
+    Raises:
+        ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        extra = "openvino" if name == "openvino" else "onnx"
         raise ImportError(
-            f'{package} is not installed; the extra "{extra}" installs it: '
+            f'{error.name} is not installed; the extra "{extra}" installs it: '
             f'pip install "frame-flexible[{extra}]"'
-        )
+        ) from None
 
 
 @register_format("pt2")
@@ -193,6 +192,7 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
             "network before its conversion, or to .pt2"
         )
     program = _without_adaptive_pools(trace(network, clip))
+    names = {i: AXES[size] for i, size in enumerate(network.input_shape) if size in AXES}
     for name in ("torch.onnx", "onnxscript"):  # they log each step
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -205,6 +205,7 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
                 optimize=network.fold_norms,
                 input_names=[network.input_name],
                 output_names=[network.output_name],
+                dynamic_shapes=(names,),
             )
             if not network.fold_norms:
                 _simplify(exported.model)
@@ -218,7 +219,6 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
         ) from error
     model = exported.model_proto
     _strip(model)
-    _name_sizes(model, network.input_shape)
     for key, value in network.metadata.items():
         model.metadata_props.add(key=key, value=json.dumps(value))
     return model
@@ -273,22 +273,11 @@ def _strip(model: ModelProto) -> None:
     used = {name for node in graph.node for name in node.input}
     for name in values.keys() - used:
         graph.initializer.remove(values[name])
-    parts = (graph, *graph.node, *graph.input, *graph.output, *graph.value_info)
+    graph.ClearField("value_info")
+    parts = (graph, *graph.node, *graph.input, *graph.output)
     for part in (model, *parts, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-
-
-def _name_sizes(model: ModelProto, shape: list[int | str]) -> None:
-    """Name the dimensions that vary, which the metadata has as letters."""
-    given, found = (
-        end[0].type.tensor_type.shape.dim for end in (model.graph.input, model.graph.output)
-    )
-    names = {size.dim_param: AXES.get(name) for size, name in zip(given, shape, strict=True)}
-    for size in (*given, *found):
-        if size.dim_param:
-            size.dim_param = names.get(size.dim_param, size.dim_param)
-    model.graph.ClearField("value_info")
 
 
 def _simplify(model: ir.Model) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
-from ffn.export.formats import Run, check_installed, open_session, require, to_onnx
+from ffn.export.formats import Run, open_session, require, to_onnx
 from ffn.export.fuse import fuse, plain_copy
 from ffn.export.kernels import channels_last
 
@@ -142,7 +142,7 @@ def check_runtime(runtime: str, device: str) -> None:
         if device != "cpu":
             raise ValueError(f"{runtime} runs on the CPU; the network is on {device}")
         for name in ("onnx", "onnxscript", runtime):
-            check_installed(name)
+            require(name)
 
 
 def available(device: str) -> list[str]:
