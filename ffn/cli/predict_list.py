@@ -60,16 +60,7 @@ def predict_list(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ffn.serve.batch import BatchOptions, predict_batch, read_videos
-
-    workers = _default_workers() if batch.workers is None else batch.workers
-    options = BatchOptions(
-        choice=choice,
-        labels=top,
-        batch_size=batch.batch_size,
-        workers=workers,
-        timeout=batch.timeout,
-    )
+    from ffn.serve.batch import predict_batch, read_videos
 
     def build(precision: str | None) -> Predictor:
         chosen = replace(network, precision=precision or network.precision)
@@ -83,7 +74,11 @@ def predict_list(
             build,
             read_videos(path, batch.root),
             batch.output,
-            options,
+            choice,
+            labels=top,
+            batch_size=batch.batch_size,
+            workers=_default_workers() if batch.workers is None else batch.workers,
+            timeout=batch.timeout,
             rank=world.rank,
             size=world.size,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -97,7 +97,14 @@ class DeployedNetwork(nn.Module):
         super().__init__()
         record = record or {}
         self.network, self.shape = network, shape
-        self.transform = _transform(record) if preprocess else None
+        if preprocess and "preprocessing" not in record:
+            raise ValueError(
+                "preprocess needs the preprocessing of the weights; load them with ffn.load, or "
+                'pass record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
+            )
+        given = record.get("preprocessing", {}).items()
+        pixels = {key: value for key, value in given if key not in ("sampling", "span")}
+        self.transform = FrameTransform(**pixels) if preprocess else None
         self.probabilities, self.any_frames = probabilities, any_frames
         self.fold_norms = True  # a format may fold them into the weights
         self.least_frames = 1  # of a clip, if T may vary
@@ -177,16 +184,6 @@ class DeployedNetwork(nn.Module):
         }
         described["output"] = {"name": self.output_name, "dtype": dtype}
         return described
-
-
-def _transform(record: Mapping[str, Any]) -> FrameTransform:
-    if "preprocessing" not in record:
-        raise ValueError(
-            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
-            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
-        )
-    values = {k: v for k, v in record["preprocessing"].items() if k not in ("sampling", "span")}
-    return FrameTransform(**values)
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:

@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -41,25 +41,6 @@ from ffn.zoo import state_sha256
 NAMES = {"encoding": "utf-8", "errors": "surrogateescape"}  # of files, that may be no UTF-8
 Videos = Sequence[tuple[str, Record]]
 """The path of each video as the list has it, and a record whose path can be opened."""
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """How a list is predicted.
-
-    Attributes:
-        choice: What chooses the number of frames, as arguments of a predictor.
-        labels: Most probable labels in a row.
-        batch_size: Videos per forward pass.
-        workers: Processes that decode, per process of the network; 0: none.
-        timeout: Seconds for a video, with workers.
-    """
-
-    choice: Mapping[str, Any] = field(default_factory=dict)
-    labels: int = 5
-    batch_size: int = 16
-    workers: int = 0
-    timeout: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -103,8 +84,12 @@ def predict_batch(
     build: Callable[[str | None], Predictor],
     videos: Videos,
     output: Path,
-    options: BatchOptions = BatchOptions(),
+    choice: Mapping[str, Any],
     *,
+    labels: int = 5,
+    batch_size: int = 16,
+    workers: int = 0,
+    timeout: float = 600.0,
     rank: int = 0,
     size: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -118,7 +103,12 @@ def predict_batch(
             first process resolves "auto", so that all compute alike.
         videos: Of the table, in this order.
         output: The table, ``.csv``; replaced when it is complete.
-        options, rank, size: Of the prediction, of this process, and of all.
+        choice: What chooses the number of frames, as arguments of a predictor.
+        labels: Most probable labels in a row.
+        batch_size: Videos per forward pass.
+        workers: Processes that decode, per process of the network; 0: none.
+        timeout: Seconds for a video, with workers.
+        rank, size: Of this process, and of all.
         progress: Called in every process with its videos so far, and all of its videos.
 
     Returns:
@@ -129,18 +119,18 @@ def predict_batch(
             another call writes it.
         OSError: if a file cannot be written.
     """
-    step = options.batch_size
-    chunks = [videos[n : n + step] for n in range(0, len(videos), step)]
+    chunks = [videos[n : n + batch_size] for n in range(0, len(videos), batch_size)]
     parts = _Parts(output.with_name(f"{output.name}.parts"))
     with ExitStack() as stack:
         predictor, settings, kept = None, None, 0
         if rank == 0:
             stack.enter_context(parts.locked())
-            predictor, settings = _settle(build, videos, options, parts)
+            given = {"list of videos": _digest(videos), "labels": labels, "batch_size": batch_size}
+            predictor, settings = _settle(build, choice, given, parts)
             kept = sum(len(chunks[n]) for n in parts.done())
         settings = gather(settings)[0]
         predictor = predictor or build(settings["precision"])
-        reader = predictor.reader(**options.choice)
+        reader = predictor.reader(**choice)
         if settings["count"] is not None:  # a budget of time may give another one here
             reader = replace(reader, choose=Always(*settings["count"]))
 
@@ -148,30 +138,32 @@ def predict_batch(
         todo = [n for n in range(rank, len(chunks), size) if n not in done]
         finished, total = 0, sum(len(chunks[n]) for n in todo)
         progress(finished, total)
-        found = _read([record for n in todo for _, record in chunks[n]], reader, options)
+        records = [record for n in todo for _, record in chunks[n]]
+        found = _read(records, reader, workers, timeout, ahead=batch_size + 4 * workers)
         for number in todo:
             clips = list(islice(found, len(chunks[number])))
-            parts.add(number, _rows(predictor, chunks[number], clips, options.labels))
+            parts.add(number, _rows(predictor, chunks[number], clips, labels))
             finished += len(clips)
             progress(finished, total)
         gather(None)  # all rows are written
         errors = 0
         if rank == 0:
-            errors = parts.write_table(output, options.labels, len(chunks))
+            errors = parts.write_table(output, labels, len(chunks))
     return gather(BatchResult(len(videos), kept, errors))[0]
 
 
 def _settle(
-    build: Callable[[str | None], Predictor], videos: Videos, options: BatchOptions, parts: _Parts
+    build: Callable[[str | None], Predictor],
+    choice: Mapping[str, Any],
+    given: Mapping[str, Any],
+    parts: _Parts,
 ) -> tuple[Predictor, dict[str, Any]]:
     """The predictor, and what all processes and later calls need to compute alike."""
     predictor = build(None)
     asked = {
         "weights": state_sha256(predictor.model.state_dict()),
-        "list of videos": _digest(videos),
-        **options.choice,
-        "labels": options.labels,
-        "batch_size": options.batch_size,
+        **choice,
+        **given,
         "network": predictor.network,
         "pattern": predictor.pattern,
     }
@@ -185,7 +177,7 @@ def _settle(
                 "the first command, name another output, or remove the folder"
             )
         return build(begun["precision"]), begun
-    choose = predictor.reader(**options.choice).choose
+    choose = predictor.reader(**choice).choose
     count = [choose.count, choose.why] if isinstance(choose, Always) else None
     precision = predictor.resolve_precision(count[0] if count else predictor.counts[-1])
     settings = {"asked": asked, "precision": precision, "count": count}
@@ -203,18 +195,18 @@ def _digest(videos: Videos) -> str:
 
 
 def _read(
-    records: Sequence[Record], reader: ClipReader, options: BatchOptions
+    records: Sequence[Record], reader: ClipReader, workers: int, timeout: float, ahead: int
 ) -> Iterator[Clip | str]:
-    """The clip of each video, or why there is none; workers read some videos ahead."""
-    if not options.workers:
+    """The clip of each video, or why there is none; workers read so many videos ahead."""
+    if not workers:
         for record in records:
             yield _outcome(partial(reader.read, record.path, record.start, record.end))
         return
-    with Readers(options.workers, options.timeout) as pool:
+    with Readers(workers, timeout) as pool:
         waiting: deque[Callable[[], list[Clip]]] = deque()
         for record in records:
             waiting.append(pool.submit([reader], record.path, record.start, record.end))
-            if len(waiting) > options.batch_size + 4 * options.workers:
+            if len(waiting) > ahead:
                 yield _outcome(waiting.popleft())
         yield from map(_outcome, waiting)
 

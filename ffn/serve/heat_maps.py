@@ -78,7 +78,10 @@ def compute_heat_map(
     The network does not change: a copy of the sub-network runs, in fp32, before it is fused.
     """
     device = next(network.parameters()).device
-    index = None if label is None else _find_class(label, classes)
+    if label is not None and label not in classes:
+        similar = difflib.get_close_matches(label, classes, n=3) or classes[:3]
+        raise ValueError(f"label is {label!r}, no class; similar: {', '.join(similar)}")
+    index = None if label is None else list(classes).index(label)
     # Inference tensors, made under torch.inference_mode, have no gradients.
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
@@ -88,14 +91,6 @@ def compute_heat_map(
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
     return HeatMap(values, classes[index], layer or LAST, clip)
-
-
-def _find_class(label: str, classes: Sequence[str]) -> int:
-    """The index of a class name; ValueError names similar ones."""
-    if label in classes:
-        return list(classes).index(label)
-    similar = difflib.get_close_matches(label, classes, n=3) or classes[:3]
-    raise ValueError(f"label is {label!r}, no class; similar: {', '.join(similar)}")
 
 
 def grad_cam(

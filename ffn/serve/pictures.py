@@ -23,8 +23,6 @@ from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
 if TYPE_CHECKING:
-    from av.container import OutputContainer
-    from av.video import VideoStream
     from PIL.Image import Image
 
 LABELS = 3  # in one line, of videos with several labels
@@ -114,13 +112,18 @@ def save_video(
 
     with open_input(given, pattern=pattern) as (_, video):
         times, duration = frame_times(video, fps or FRAMES_PER_SECOND)
+        rate = Fraction(len(video) / duration).limit_denominator(1000)
+        rate = max(rate, Fraction(1, 1000))  # nominal, since each frame has a time
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream, ticks = None, -1
             for index, image in video.in_order(range(len(video))):
                 height, width = image.shape[:2]
                 image = image[: height - height % 2, : width - width % 2]  # H.264 needs even sides
                 if stream is None:
-                    stream = _add_stream(output, image, len(video) / duration)
+                    options = {"crf": "20"}
+                    stream = output.add_stream("libx264", rate=rate, options=options)
+                    stream.height, stream.width = image.shape[:2]
+                    stream.pix_fmt, stream.codec_context.time_base = "yuv420p", TIME_BASE
                 now = float(times[index])
                 picture = _draw_label(image, _label_at(segments, now))
                 frame = av.VideoFrame.from_image(picture)
@@ -128,15 +131,6 @@ def save_video(
                 frame.pts, frame.time_base = ticks, TIME_BASE
                 output.mux(stream.encode(frame))
             output.mux(stream.encode())
-
-
-def _add_stream(output: OutputContainer, image: np.ndarray, rate: float) -> VideoStream:
-    """A stream for frames like the first one; the rate is nominal, since each frame has a time."""
-    nominal = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
-    stream = output.add_stream("libx264", rate=nominal, options={"crf": "20"})
-    stream.height, stream.width = image.shape[:2]
-    stream.pix_fmt, stream.codec_context.time_base = "yuv420p", TIME_BASE
-    return stream
 
 
 def _whole_video(prediction: Prediction) -> list[Segment]:

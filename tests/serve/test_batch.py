@@ -16,11 +16,10 @@ from serve_files import At, Blocks, Ends, save_network, write_video
 from tables import read_csv as rows_of
 
 from ffn.serve import Predictor
-from ffn.serve.batch import BatchOptions, BatchResult, predict_batch, read_videos
+from ffn.serve.batch import BatchResult, predict_batch, read_videos
 from ffn.serve.prediction import NotFiniteError
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = BatchOptions({"frames": 4}, labels=2, batch_size=3)
 BROKEN = {"empty.mp4": "the file is empty (0 bytes)", "missing.mp4": "no such file or folder"}
 
 
@@ -41,13 +40,12 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(
-    folder, output, weights, options=OPTIONS, name="list.txt", kind=Predictor, **more
-) -> BatchResult:
+def run(folder, output, weights, frames=4, name="list.txt", kind=Predictor, **more) -> BatchResult:
     def build(_):
         return kind(weights, precision="fp32")
 
-    return predict_batch(build, read_videos(folder / name), output, options, **more)
+    given, choice = read_videos(folder / name), {"frames": frames}
+    return predict_batch(build, given, output, choice, labels=2, batch_size=3, **more)
 
 
 class Stop(Exception):
@@ -110,8 +108,7 @@ def test_columns_of_the_list_and_the_number_of_frames(weights, folder, tmp_path)
     """Parts of videos; frames by the duration; other columns do not matter."""
     text = "label,path,start,end\nx,v9.mp4,0.5,1.2\n,v9.mp4,,\nx,v9.mp4,7,8\nx,v0.mp4,,\n"
     (folder / "parts.csv").write_text(text)
-    options = replace(OPTIONS, choice={"frames": "auto"})
-    run(folder, tmp_path / "out.csv", weights, options, name="parts.csv")
+    run(folder, tmp_path / "out.csv", weights, "auto", name="parts.csv")
     part, whole, beyond, short = rows_of(tmp_path / "out.csv")
     assert (part["start"], part["end"], whole["start"]) == ("0.5", "1.2", "")
     assert part["probability"] != whole["probability"]
@@ -130,7 +127,7 @@ def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) ->
     other = save_network(tmp_path / "other.safetensors", spread=0.2)
     (tmp_path / "list.txt").write_text((folder / "list.txt").read_text())
     with pytest.raises(ValueError, match="another value of: frames"):
-        run(folder, output, weights, replace(OPTIONS, choice={"frames": 8}))
+        run(folder, output, weights, frames=8)
     with pytest.raises(ValueError, match="another value of: weights"):
         run(folder, output, other)
     with pytest.raises(ValueError, match="another value of: list of videos"):
@@ -167,8 +164,7 @@ def test_workers_and_a_video_that_ends_or_blocks_one(
     weights, folder, tmp_path, monkeypatch
 ) -> None:
     run(folder, tmp_path / "a.csv", weights)
-    options = replace(OPTIONS, workers=2, timeout=5)
-    assert run(folder, tmp_path / "b.csv", weights, options).errors == 2
+    assert run(folder, tmp_path / "b.csv", weights, workers=2, timeout=5).errors == 2
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
     plain = Predictor(weights).reader(4)
@@ -177,7 +173,7 @@ def test_workers_and_a_video_that_ends_or_blocks_one(
         chosen = replace(plain, choose=At(11, does, plain.choose))
         monkeypatch.setattr(Predictor, "reader", lambda *_, chosen=chosen, **options: chosen)
         started = time.monotonic()
-        assert run(folder, tmp_path / "c.csv", weights, options).errors == 3
+        assert run(folder, tmp_path / "c.csv", weights, workers=2, timeout=5).errors == 3
         assert time.monotonic() - started < 60
         pairs = zip(rows_of(tmp_path / "c.csv"), rows_of(tmp_path / "a.csv"), strict=True)
         for row, expected in pairs:

@@ -6,14 +6,16 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ffn.data import EvalTransform, sample_views
-from ffn.serve.clips import Clip
+from ffn.data import EvalTransform
+from ffn.data.decoding import PATTERN
+from ffn.serve.choose_frames import Always
+from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
 from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
@@ -260,20 +262,14 @@ class LivePredictor:
 
     def _clip(self, window: Sequence[Frame], count: int, why: str) -> Clip:
         """The clip of a window, sampled as a window of a file."""
-        rule = self._predictor.preprocessing.sampling
-        chosen = [window[i] for i in sample_views(len(window), (count,), rule=rule)[count]]
         start, last = window[0].time, window[-1].time
         end = last + (last - start) / max(len(window) - 1, 1)  # shown as long as the mean
-        return Clip(
-            name=self._source.name,
-            pixels=torch.stack([frame.pixels for frame in chosen], dim=1),  # (C, T, H, W)
-            why=why,
-            indices=tuple(frame.number for frame in chosen),
-            decode_ms=0.0,
-            seconds=end - start,
-            start=start,
-            end=end,
-        )
+        reader = ClipReader(self._predictor.preprocessing, PATTERN, Always(count, why))
+        clip = reader.plan(self._source.name, range(len(window)), end - start)
+        chosen = [window[place] for place in clip.indices]
+        pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
+        numbers = tuple(frame.number for frame in chosen)
+        return replace(clip, pixels=pixels, indices=numbers, start=start, end=end)
 
     def _measure(self) -> dict[int, float]:
         """Seconds of an answer by count; the first run of each builds its network."""
