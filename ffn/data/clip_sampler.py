@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ class ClipSampler(Sampler[tuple]):
         shuffle: True for training: a new order every epoch, without the videos that do not fill a
             batch on every rank. False for evaluation: rank r takes r, r + world_size, …; each
             sample is taken exactly once over all ranks, so that ranks may differ by one sample.
+        groups: Training only. A name for each video; those of one name are neighbours in the order.
         seed: Seed of the permutations.
         rank: Rank of this process.
         world_size: Number of ranks.
@@ -45,6 +46,7 @@ class ClipSampler(Sampler[tuple]):
         size: int,
         *,
         shuffle: bool,
+        groups: Sequence[str] | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -67,6 +69,7 @@ class ClipSampler(Sampler[tuple]):
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
         self.batch_size, self.repeats, self.frame_counts = batch_size, repeats, frame_counts
+        self.groups = None if groups is None else np.unique(groups, return_inverse=True)[1]
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -93,7 +96,11 @@ class ClipSampler(Sampler[tuple]):
         videos, order = self.batch_size // self.repeats, np.arange(self.size)
         if self.shuffle:
             entropy = np.random.SeedSequence([self.seed, self.epoch])
-            np.random.default_rng(entropy).shuffle(order)
+            generator = np.random.default_rng(entropy)
+            generator.shuffle(order)
+            if self.groups is not None:
+                place = generator.permutation(self.size)[self.groups[order]]
+                order = order[place.argsort(kind="stable")]
             share = videos * self.world_size
             order = order[: self.size // share * share]
         return order[self.rank :: self.world_size][self.skip_batches * videos :].tolist()

@@ -28,6 +28,7 @@ def make_loader(
     batch_size: int,
     workers: int = 0,
     train: bool = False,
+    group_videos: bool = False,
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
@@ -46,6 +47,7 @@ def make_loader(
         workers: Number of worker processes; 0 loads in the main process.
         train: Whether to shuffle, with the same number of full batches on every rank. Otherwise
             samples are in order, and each is loaded once.
+        group_videos: Whether the parts of one file are in one batch; training only.
         seed: Seed of the order.
         rank: Rank of this process.
         world_size: Number of ranks.
@@ -59,6 +61,7 @@ def make_loader(
     sampler = ClipSampler(
         len(dataset),
         shuffle=train,
+        groups=[record.path for record in dataset.records] if group_videos else None,
         seed=seed,
         rank=rank,
         world_size=world_size,

@@ -95,6 +95,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         workers=options.workers,
         timeout=options.timeout,
         train=True,
+        group_videos=train.group_videos,
         repeats=train.repeated_aug,
         seed=train.seed,
         rank=world.rank,

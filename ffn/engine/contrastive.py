@@ -34,9 +34,10 @@ class ContrastiveTask(ConvertedTask):
     with the cosine similarity sim. The loss is the mean over the 2N embeddings, and over all pairs
     of views if there are more than two. The N videos are those of a micro-batch on all processes.
 
-    The embeddings are ``W2 relu(W1 h)``, h the classifier's input. This projection is not part of
-    the saved network, whose classifier has the one class `ffn.data.splits.UNLABELLED` and is not
-    trained.
+    The embeddings are ``W2 relu(BN(W1 h))``, h the classifier's input. The authors' code has the
+    batch norm, their formula has not; its statistics are those of a view of the N videos (§2.2).
+    This projection is not part of the saved network, whose classifier has the one class
+    `ffn.data.splits.UNLABELLED` and is not trained.
 
     Args:
         model: a frame-flexible network of one with timm's methods, as all in the zoo.
@@ -53,8 +54,8 @@ class ContrastiveTask(ConvertedTask):
         super().__init__(model)
         self.names, self.temperature = tuple(sorted(names)), temperature
         width = model.head_hidden_size
-        layers = nn.Linear(width, width), nn.ReLU(inplace=True), nn.Linear(width, WIDTH)
-        self.projection = nn.Sequential(*layers)
+        hidden = nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(inplace=True)
+        self.projection = nn.Sequential(*hidden, nn.Linear(width, WIDTH))
         model.get_classifier().requires_grad_(False)
 
     @classmethod
@@ -64,10 +65,9 @@ class ContrastiveTask(ConvertedTask):
         task.uses_every_parameter = not options.draws
         return task
 
-    def embed(self, network: nn.Module, clip: Tensor) -> Tensor:
-        """Normalized embeddings (B, D) of clips, in float32 at least."""
-        h = network.forward_head(network.forward_features(clip), pre_logits=True)
-        z = self.projection(h)
+    def embed(self, features: Tensor) -> Tensor:
+        """Normalized embeddings (N, D) of features, in float32 at least."""
+        z = self.projection(features)
         return F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=-1)
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
@@ -75,8 +75,10 @@ class ContrastiveTask(ConvertedTask):
 
         Column 0 has the positive, so that the label 0 of a batch without labels is the target.
         """
-        own = torch.stack([self.embed(self.model, batch["clips"][n]) for n in self.names], 1)
-        every, first = gather_rows(own)  # (N, V, D), of which (B, V, D) from `first` on are own
+        own = torch.stack([features(self.model, batch["clips"][n]) for n in self.names], 1)
+        every, first = gather_rows(own)
+        every = torch.stack([self.embed(view) for view in every.unbind(1)], 1)  # (N, V, D)
+        own = every[first : first + len(own)]  # (B, V, D)
         number = range(len(self.names))
         # The mean over the processes of their sums is the mean over all embeddings and pairs.
         share = process_count() / (len(every) * len(number) * (len(number) - 1))
@@ -103,9 +105,11 @@ class ContrastiveTask(ConvertedTask):
 
         def run(clip: Tensor) -> Tensor:
             with torch.autocast(clip.device.type, half, enabled=half is not None):
-                return self.embed(network, clip)
+                return self.embed(features(network, clip))
 
+        self.projection.eval()
         found = collect(network, loader, run, batch_size, keep_logits=True, progress=False)
+        self.projection.train()
         measures: dict[int, dict[str, float]] = {}
         for frames, rows in (found.logits or {}).items():  # on rank 0
             other = found.logits[max(t for t in network.trained_frames if t != frames)][found.ok]
@@ -114,6 +118,11 @@ class ContrastiveTask(ConvertedTask):
             right = (closest == torch.arange(len(closest))).sum()
             measures[frames] = {self.measure: 100 * float(right) / len(rows)}
         return gather(measures)[0], found.errors
+
+
+def features(network: nn.Module, clip: Tensor) -> Tensor:
+    """The input (B, C) of the classifier for clips."""
+    return network.forward_head(network.forward_features(clip), pre_logits=True)
 
 
 def similarities(rows: Tensor, others: Tensor, same: Tensor, first: int) -> Tensor:

@@ -90,6 +90,24 @@ def test_copies_of_a_video_are_in_one_batch(repeats, world_size):
     assert len(seen) == 23 // (videos * world_size) * videos * world_size
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_parts_of_a_file_are_in_one_batch(world_size):
+    groups, options = [f"{i % 8}.mp4" for i in range(24)], {"batch_size": 6 // world_size}
+    ranks = [
+        sampler(24, groups=groups, rank=r, world_size=world_size, **options)
+        for r in range(world_size)
+    ]
+    orders = []
+    for epoch in range(2):
+        parts = [[index for _, index, _ in keys(one, epoch)] for one in ranks]
+        order = [index for together in zip(*parts, strict=True) for index in together]
+        assert sorted(order) == [*range(24)]
+        for b in range(0, 24, 6):
+            assert sorted(Counter(groups[i] for i in order[b : b + 6]).values()) == [3, 3]
+        orders.append(order)
+    assert orders[0] != orders[1]
+
+
 def test_sampler_refuses():
     for options, message in (
         ({"repeats": 2}, "batch_size 3, repeats 2"),

@@ -24,7 +24,7 @@ import ffn
 from ffn.data import Normalize
 from ffn.engine import loop
 from ffn.engine.config import ConfigError
-from ffn.engine.contrastive import ContrastiveTask
+from ffn.engine.contrastive import ContrastiveTask, features
 from ffn.engine.distributed import World
 from ffn.engine.freezing import freeze
 
@@ -50,10 +50,12 @@ def nt_xent(one: np.ndarray, two: np.ndarray, temperature: float) -> np.ndarray:
 
 def test_loss_is_the_formula() -> None:
     task, videos, z = contrastive_task(), in_float64(batch(COUNTS, size=5)), {}
-    first, _, second = task.projection
+    first, norm, _, second = task.projection
     for n, clip in videos["clips"].items():
         maps = task.model.forward_features(clip)  # (B, T, C, H, W)
-        rows = second(first(maps.mean((1, 3, 4))).clamp(min=0)).detach().numpy()
+        x = first(maps.mean((1, 3, 4)))
+        x = (x - x.mean(0)) / (x.var(0, correction=0) + norm.eps).sqrt()
+        rows = second(x.clamp(min=0)).detach().numpy()
         z[n] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     outputs = task(videos)
@@ -103,17 +105,19 @@ def test_a_training_with_labels_starts_from_the_network_without_projection(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """The linear probe trains a new classifier alone."""
-    run = build(videos, tmp_path / "run", "task.name=contrastive", "data.color_jitter=[1,1,1,0]")
+    options = "task.name=contrastive", "data.color_jitter=[1,1,1,0]", "train.group_videos=true"
+    run = build(videos, tmp_path / "run", *options)
+    assert len({*run.train_loader.sampler.groups}) == len(run.train_loader.dataset)
     task = run.train_step.task
     before = task.projection[0].weight.clone()
     loop.train(run)
 
     assert not torch.equal(task.projection[0].weight, before)
-    task.model.eval()
     normalize, batches = Normalize(run.val_loader.dataset.preprocessing), [*run.val_loader]
     found = read_log(tmp_path / "run", "val")[-1]
     clips = {n: normalize(torch.cat([b["clips"][n] for b in batches])) for n in (2, 3, 4)}
-    z = {n: task.embed(task.model, clip) for n, clip in clips.items()}
+    task.eval()
+    z = {n: task.embed(features(task.model, clip)) for n, clip in clips.items()}
     for n, other in ((2, 4), (3, 4), (4, 2)):
         right = [int((z[other] @ row).argmax()) == i for i, row in enumerate(z[n])]
         assert found[f"matched/{n}"] == pytest.approx(100 * np.mean(right))
