@@ -86,6 +86,7 @@ class ByDuration:
         return _largest(self.counts, most, float) or self.counts[0], why
 
 
+@dataclass
 class Budget:
     """Finds the largest of the counts within a budget, for single clips of one network.
 
@@ -93,22 +94,17 @@ class Budget:
     smallest and of the largest is measured; a file in the folder ``cache`` keeps it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        runner: InferenceRunner,
-        size: int,
-        counts: Sequence[int],
-        trained: Sequence[int],
-        *,
-        cache: Path,
-    ) -> None:
-        self._model, self._runner, self._size = model, runner, size
-        self._counts, self._cache = counts, cache
-        self._measured = sorted({*trained, *counts[:1], *counts[-1:]})
+    model: nn.Module
+    runner: InferenceRunner
+    size: int
+    counts: Sequence[int]
+    trained: Sequence[int]
+    cache: Path
+
+    def __post_init__(self) -> None:
         self._macs: dict[int, float] = {}
+        self._latencies: dict[int, float] = {}
         self._lock = threading.Lock()
-        self._latencies: dict[int, float] | None = None
 
     def within_gmacs(self, limit: float) -> Always:
         """The largest count of at most ``limit`` giga multiply-accumulates."""
@@ -124,9 +120,9 @@ class Budget:
         return self._within(limit, "ms", "ms", lambda count: float(np.interp(count, known, times)))
 
     def _within(self, limit: float, name: str, unit: str, cost: Callable[[int], float]) -> Always:
-        chosen = _largest(self._counts, limit, cost)
+        chosen = _largest(self.counts, limit, cost)
         if chosen is None:
-            least = f"{self._counts[0]} frames, takes {cost(self._counts[0]):.4g} {unit}"
+            least = f"{self.counts[0]} frames, takes {cost(self.counts[0]):.4g} {unit}"
             raise ValueError(f"budget_{name} is {limit:g}; the smallest count, {least}. Give more")
         return Always(chosen, f"within {limit:g} {unit}: {cost(chosen):.4g} {unit}")
 
@@ -134,32 +130,32 @@ class Budget:
         """Giga multiply-accumulates of a clip of ``count`` frames."""
         with self._lock:  # two counts at once in one network would be added
             if count not in self._macs:
-                tensors = [*self._model.parameters(), *self._model.buffers()]
+                tensors = [*self.model.parameters(), *self.model.buffers()]
                 empty = {id(t): torch.empty_like(t, device="meta") for t in tensors}
-                model = copy.deepcopy(self._model, empty)
-                clip = torch.zeros(1, 3, count, self._size, self._size, device="meta")
+                model = copy.deepcopy(self.model, empty)
+                clip = torch.zeros(1, 3, count, self.size, self.size, device="meta")
                 self._macs[count] = count_macs(model, clip) / 1e9
             return self._macs[count]
 
     def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass at each trained count, measured or from the file."""
         with self._lock:  # two measurements at once would disturb each other
-            if self._latencies is None:
-                self._latencies = self._measure()
+            self._latencies = self._latencies or self._measure()
             return self._latencies
 
     def _measure(self) -> dict[int, float]:
-        counts, size, run = self._measured, self._size, self._runner
+        counts = sorted({*self.trained, *self.counts[:1], *self.counts[-1:]})
+        size, run = self.size, self.runner
         clips = {n: torch.zeros(1, 3, n, size, size, device=run.device) for n in counts}
         with torch.inference_mode():
             run(clips[counts[0]])  # chooses the precision, which is part of the key
         key = f"{run.describe()}, {size} px, {', '.join(map(str, counts))} frames"
 
         def measure() -> dict[str, float]:
-            given = {"model": self._model, "repeats": 10, "seconds": 1.0}
+            given = {"model": self.model, "repeats": 10, "seconds": 1.0}
             return {str(n): measure_latency(run, clip, **given) for n, clip in clips.items()}
 
-        found = measured_once(self._cache / FILE, key, measure)
+        found = measured_once(self.cache / FILE, key, measure)
         return {int(count): ms for count, ms in found.items()}
 
 

@@ -289,7 +289,7 @@ class Predictor:
     def _budget(self) -> Budget:
         counts = self.counts if self._trained else []
         size = self.preprocessing.crop
-        return Budget(self.model, self._runner, size, counts, self._trained, cache=home())
+        return Budget(self.model, self._runner, size, counts, self._trained, home())
 
     def predict_all(self, clips: Iterable[Clip], batch_size: int = 8) -> Iterator[Prediction]:
         """Predictions of clips of any shapes, in their order; consecutive ones run in batches."""
