@@ -2,6 +2,7 @@
 
     python experiments/words.py cut GRID MOUTHS
     python experiments/words.py run MOUTHS OUTPUT [SEED …]
+    python experiments/words.py imagenet MOUTHS OUTPUT WEIGHTS
     python experiments/words.py table OUTPUT model_zoo/results/words
 
 GRID holds letter.csv, digit.csv, … of all sentences (path, start, end, label), as the lists of `ffn
@@ -9,7 +10,8 @@ prepare grid` have them, and videos of 112 x 80 pixels around the mouth.
 `cut` copies lists and videos, which show the mouth alone. `run` trains a plain network on all words
 of 600 sentences, and from it each network on a kind of word; it tests on 162 other sentences. It
 skips what OUTPUT holds, so it continues after a stop, and writes the answer for each clip into
-OUTPUT/SLOT/NETWORK.SEED.json. `table` writes NAME.md, NAME.json and a figure per slot.
+OUTPUT/SLOT/NETWORK.SEED.json. `imagenet` does it for digits with tsm_mobilenetv2 from ImageNet
+weights, with seed 0. `table` writes NAME.md, NAME.json and NAME.png.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from itertools import product
 from pathlib import Path
 
 import av
+import matplotlib.pyplot as plt
 import numpy as np
 
-from ffn.evaluation import Row, Sweep, load_predictions, save_figure
+from ffn.evaluation import load_predictions
 
 TEST = 162  # sentences that no training sees
 SLOTS = ("letter", "digit")
@@ -38,14 +41,21 @@ CONFIG = "configs/quickstart/own_motions.yaml"
 ANY_COUNT = [
     "task.frames=[2,4,6,9,12,16,20]",
     "task.ranges=[[2,2],[3,4],[5,7],[8,10],[11,13],[14,17],[18,20]]",
-    "task.draws=[[2,5],[6,11],[12,20]]",
+    "task.draws=[[2,2],[3,5],[6,11],[12,20]]",
 ]
 NETWORKS = {
-    "any_count": [*ANY_COUNT, "task.interpolate=false"],
+    "any_count": [*ANY_COUNT, "task.interpolate=false", "train.epochs=45"],
     "paper_4_8_16": ["task.small_views=distill", "task.interpolate=false"],
     **{f"plain_{n}": ["task.name=plain", f"task.frames=[{n}]"] for n in (2, 4, 8, 16)},
 }
+LABELS = {
+    "any_count": "one network, any count",
+    "paper_4_8_16": "one network, 4, 8 and 16 (the paper)",
+    **{f"plain_{n}": f"{n} frames alone" for n in (16, 8, 4, 2)},
+}
 START, RECIPE = ["train.epochs=12"], ["train.epochs=30"]
+IMAGENET = ["data.crop=48", "data.resize=48", "optim.lr=1e-3", "optim.weight_decay=0.05"]
+IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=8"]
 WIDTH, HEIGHT = 64, 48  # of the mouth, pixels; GRID's are cut to 112 x 80
 SCORES, POINTS = "{:.1f} [{:.1f}, {:.1f}]", "{:+.1f} [{:+.1f}, {:+.1f}]"
 
@@ -96,16 +106,22 @@ def write_lists(root: Path, output: Path, slots: Sequence[str]) -> list[str]:
     return [f"data.root={root}", *lists, "data.workers=0"]
 
 
-def run(root: Path, output: Path, slot: str, name: str, seed: int) -> None:
-    """Train and test a network, unless its result exists."""
-    folder, start = output / slot / f"{name}.{seed}", output / "all" / f"plain_8.{seed}"
+def all_words(root: Path, output: Path, seed: int) -> str:
+    """Train a plain network on all words, unless its run exists; return its weights."""
+    folder = output / "all" / f"plain_8.{seed}"
+    lists = [*write_lists(root, folder.parent, KINDS), f"train.seed={seed}"]
+    ffn("train", CONFIG, *NETWORKS["plain_8"], *START, *lists, f"log.output={folder}")
+    return f"{folder}/last.pt"
+
+
+def run(root: Path, output: Path, slot: str, name: str, seed: int, weights: str = "") -> None:
+    """Train and test a network, unless its result exists; weights: of ImageNet."""
+    folder = output / slot / f"{name}.{seed}"
     result = folder.with_name(f"{folder.name}.json")
     if result.exists():
         return
-    seeded = f"train.seed={seed}"
-    lists = write_lists(root, start.parent, KINDS)  # a run that exists is continued or kept
-    ffn("train", CONFIG, *NETWORKS["plain_8"], *START, *lists, seeded, f"log.output={start}")
-    options = [*NETWORKS[name], f"model.weights={start}/last.pt", *RECIPE, seeded]
+    options = [*RECIPE, *NETWORKS[name], *(IMAGENET if weights else []), f"train.seed={seed}"]
+    options += [f"model.weights={weights or all_words(root, output, seed)}"]
     options += write_lists(root, folder.parent, [slot])
     begin = time.time()
     ffn("train", CONFIG, *options, f"log.output={folder}")
@@ -116,7 +132,6 @@ def run(root: Path, output: Path, slot: str, name: str, seed: int) -> None:
         found = load_predictions(next((folder / kind).glob("*.safetensors")))
         right = [found.answers(count)[0] == found.label for count in FRAMES]
         written[kind] = [one.int().tolist() for one in right]  # by count, by clip of the list
-    written["sweep"] = json.loads((folder / "ordered/results.json").read_text())["networks"][0]
     result.write_text(json.dumps(written))
 
 
@@ -142,9 +157,10 @@ def collect(folder: Path, kind: str) -> dict[str, np.ndarray]:
 
 
 def table(output: Path, name: Path) -> None:
-    """Write the tables, their numbers, and a figure per slot."""
+    """Write the tables, their numbers, and the figure."""
     lines, numbers = ["# Words of one speaker at 1 to 16 frames", ""], {}
-    for slot in SLOTS:
+    slots = [slot for slot in SLOTS if (output / slot).exists()]
+    for slot in slots:
         ordered = collect(output / slot, "ordered")
         one = ordered["any_count"]
         differences = {f"any_count - {n}": one - other for n, other in [*ordered.items()][1:]}
@@ -161,27 +177,38 @@ def table(output: Path, name: Path) -> None:
             for key, row in found.items():
                 lines.append(f"| {key} | {' | '.join(form.format(*cell) for cell in row)} |")
             lines.append("")
-        figure = name.with_name(f"{name.name}_{slot}.png")
-        draw(output / slot, numbers[f"{slot}, top-1 (%)"], figure)
+    draw(numbers, slots, name.with_suffix(".png"))
     name.with_suffix(".md").write_text("\n".join(lines))
     name.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
-def draw(folder: Path, scores: dict[str, list[tuple]], path: Path) -> None:
-    """Draw the accuracy of the networks against frames and cost."""
-    sweeps = []
-    for name, values in scores.items():
-        first = json.loads(next(folder.glob(f"{name}.*.json")).read_text())["sweep"]
-        pairs = zip(first.pop("rows"), values, strict=True)
-        rows = tuple(Row.from_dict(row | {"top1": mean}) for row, (mean, *_) in pairs)
-        sweeps.append(Sweep(**first | {"name": name, "rows": rows}))
-    save_figure(sweeps, path)
+def draw(numbers: dict[str, dict], slots: list[str], path: Path) -> None:
+    """Draw the accuracy of the networks against frames, with the interval of the any-count one."""
+    shape = {"figsize": (10, 4), "layout": "constrained", "sharey": True, "squeeze": False}
+    figure, [axes] = plt.subplots(1, len(slots), **shape)
+    for slot, axis in zip(slots, axes, strict=True):
+        for number, (name, label) in enumerate(LABELS.items()):
+            mean, low, high = zip(*numbers[f"{slot}, top-1 (%)"][name], strict=True)
+            style = {"lw": 2.5, "zorder": 3} if name == "any_count" else {"ls": "--"}
+            axis.plot(FRAMES, mean, marker="os^Dv>"[number], ms=4, label=label, **style)
+            if name == "any_count":
+                axis.fill_between(FRAMES, low, high, alpha=0.15)
+        axis.set(title=f"{slot}s read from lips", xlabel="frames of the clip", xticks=FRAMES)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set(ylabel="top-1 accuracy (%)", ylim=(0, 100))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.savefig(path, dpi=140)
 
 
 if __name__ == "__main__":
-    command, source, target, *seeds = sys.argv[1:]
+    command, source, target, *rest = sys.argv[1:]
+    source, target = Path(source).absolute(), Path(target).absolute()
     if command == "run":
-        for seed, slot, name in product(map(int, seeds or "012"), SLOTS, NETWORKS):
-            run(Path(source).absolute(), Path(target).absolute(), slot, name, seed)
+        for seed, slot, name in product(map(int, rest or "012"), SLOTS, NETWORKS):
+            run(source, target, slot, name, seed)
+    elif command == "imagenet":
+        for name in NETWORKS:
+            run(source, target, "digit", name, 0, *rest)
     else:
-        {"cut": cut, "table": table}[command](Path(source), Path(target))
+        {"cut": cut, "table": table}[command](source, target)
