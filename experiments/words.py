@@ -145,7 +145,8 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     """Mean of (seeds, clips) in percent, and its 95 % bootstrap interval over clips."""
     clips = 100 * values.mean(0)
     chosen = np.random.default_rng(0).integers(len(clips), size=(10_000, len(clips)))
-    return float(clips.mean()), *map(float, np.percentile(clips[chosen].mean(1), [2.5, 97.5]))
+    found = clips.mean(), *np.percentile(clips[chosen].mean(1), [2.5, 97.5])
+    return tuple(round(float(one), 2) for one in found)
 
 
 def collect(folder: Path, kind: str) -> dict[str, np.ndarray]:
