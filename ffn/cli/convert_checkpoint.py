@@ -13,7 +13,9 @@ from ffn.cli.arguments import FrameCounts, Imports, Overwrite
 from ffn.files import refuse_existing
 from ffn.registry import import_extensions
 
-Source = Literal["ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image"]
+Source = Literal[
+    "ffn-pytorch", "tsm", "pyslowfast", "uniformer", "videomae", "huggingface", "mmaction2", "image"
+]
 
 
 def convert_checkpoint(

@@ -1,7 +1,7 @@
 """Fetch weights: the local file of a name of the zoo, or of the Hugging Face Hub.
 
 A repository of the Hub holds the weights, ``model.safetensors``, and their record, ``model.yaml``,
-which has their SHA-256.
+which has their SHA-256; or ``config.json``, of a network of Hugging Face's ``transformers``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ffn.zoo.download import download, home, is_offline, sha256_of
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 
 HUB_WEIGHTS, HUB_RECORD = "model.safetensors", "model.yaml"
+HUB_CONFIG = "config.json"
+PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
 _REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
 
 
@@ -34,7 +36,8 @@ def fetch_weights(name: str) -> Path:
     if not is_repository(name):
         return fetch_record(find_record(name))
     path = fetch_repository(name)
-    check_hash(path, read_record(path.with_suffix(".yaml")))
+    if (record := path.with_suffix(".yaml")).is_file():
+        check_hash(path, read_record(record))
     return path
 
 
@@ -60,7 +63,8 @@ def fetch_repository(name: str) -> Path:
             connection.
 
     Returns:
-        Path of the weights, in ``FFN_HOME/hub``; the record is next to them.
+        Path of the weights, in ``FFN_HOME/hub``; the record, or the files of transformers, are next
+        to them.
 
     Raises:
         WeightsError: there is no such repository or file, no connection and no copy, or a folder
@@ -76,7 +80,7 @@ def fetch_repository(name: str) -> Path:
             revision=revision,
             cache_dir=cache,
             local_files_only=is_offline(),
-            allow_patterns=[HUB_WEIGHTS, HUB_RECORD],
+            allow_patterns=[HUB_WEIGHTS, HUB_RECORD, HUB_CONFIG, *PROCESSORS],
         )
     except Exception as error:  # huggingface_hub raises errors of several packages
         cause = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
@@ -84,10 +88,12 @@ def fetch_repository(name: str) -> Path:
             f"cannot download {name}: {cause}. A private repository needs `hf auth login` or "
             "HF_TOKEN; FFN_OFFLINE=1 forbids downloads"
         ) from error
-    if not all(Path(folder, file).is_file() for file in (HUB_WEIGHTS, HUB_RECORD)):
+    described = any(Path(folder, file).is_file() for file in (HUB_RECORD, HUB_CONFIG))
+    if not (described and Path(folder, HUB_WEIGHTS).is_file()):
         raise WeightsError(
             f"{name} has no weights of ffn: expected the files {HUB_WEIGHTS} and {HUB_RECORD}, as "
-            f"ffn.push_to_hub writes them. Download other files with `hf download {repo}`"
+            f"ffn.push_to_hub writes them, or {HUB_CONFIG} of transformers. Download other files "
+            f"with `hf download {repo}`"
         )
     return Path(folder, HUB_WEIGHTS)
 

@@ -25,7 +25,7 @@ from ffn.core import (
 from ffn.devices import check_device
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError
-from ffn.zoo.state_match import Match, match_state
+from ffn.zoo.state_match import Match, match_state, new_head
 
 _READING = ("pretrained", "checkpoint_path", "cache_dir")  # timm's arguments start so
 
@@ -35,8 +35,9 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
 
     Args:
         name_or_path: a name of the zoo (see :func:`ffn.list_weights`), a training checkpoint
-            ``.pt``, a ``.safetensors`` file with its record (``.yaml``, same stem), or a repository
-            of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``.
+            ``.pt``, a ``.safetensors`` file with its record (``.yaml``, same stem), a repository
+            of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``, or a folder;
+            the last two may also hold a VideoMAE or a V-JEPA 2 of transformers.
         device: where to put the network.
 
     Returns:
@@ -59,6 +60,12 @@ def load_with_record(
     """Like :func:`load`; also returns the record: classes, preprocessing, metrics."""
     device = check_device(device)
     record, state = read_weights(name_or_path)
+    if record.num_classes == 0:
+        start = f"ffn.create_model(…, pretrained={str(name_or_path)!r})"
+        raise WeightsError(
+            f"{name_or_path} has no classifier; start a network from it: {start}, in a config "
+            "model.weights"
+        )
     model = _trained(record, state, str(name_or_path))
     model.record = record
     return model.to(device).eval(), record
@@ -109,6 +116,8 @@ def load_start_weights(
         note = f"every frame count ({counts}) starts from the plain network"
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
+    if record.num_classes == 0:
+        head = new_head(own)
     match = match_state(state, own, head=head).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
     return replace(match, note=note), record

@@ -1,21 +1,31 @@
-"""Read weights and their record: zoo names, checkpoints ``.pt``, ``.safetensors`` files.
+"""Read weights and their record: zoo names, ``.pt``, ``.safetensors``, folders of transformers.
 
 Nothing in a file is executed: ``.pt`` files are read with torch's ``weights_only``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
 from ffn.zoo.download import forget
-from ffn.zoo.fetch import check_hash, fetch_record, fetch_repository, is_repository
+from ffn.zoo.fetch import (
+    HUB_CONFIG,
+    HUB_WEIGHTS,
+    PROCESSORS,
+    check_hash,
+    fetch_record,
+    fetch_repository,
+    is_repository,
+)
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, read_record
-from ffn.zoo.remap import from_foreign, read_foreign
+from ffn.zoo.remap import from_foreign, read_foreign, vit
 from ffn.zoo.torch_files import CHECKPOINT_FORMAT, load_tensors
 
 _CONVERT = "Convert weights of other implementations with ffn convert_checkpoint"
@@ -33,8 +43,13 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
             return record, _read_published(record)
         return record, _tensors(fetch_record(record))
     path = fetch_repository(name) if is_repository(name) else Path(name)
+    if is_repository(name) and not path.with_suffix(".yaml").is_file():
+        return _read_transformers(path.parent, name.partition("@")[0].rpartition("/")[2])
+    if Path(path, HUB_CONFIG).is_file() and Path(path, HUB_WEIGHTS).is_file():
+        return _read_transformers(path, path.resolve().name)
     if path.is_dir():
-        raise FileNotFoundError(f"{path} is a folder; pass a file in it")
+        files = f"{HUB_WEIGHTS} and {HUB_CONFIG} of transformers"
+        raise FileNotFoundError(f"{path} is a folder without {files}; pass a file in it")
     if path.suffix not in (".pt", ".safetensors"):
         if path.is_file():
             raise WeightsError(f"{path} is neither a checkpoint .pt nor .safetensors. {_CONVERT}")
@@ -67,6 +82,27 @@ def _read_saved(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     record = read_record(beside)
     check_hash(path, record)
     return record, _tensors(path)
+
+
+def _read_transformers(folder: Path, name: str) -> tuple[WeightRecord, dict[str, Tensor]]:
+    """Read the files that ``save_pretrained`` of transformers writes."""
+    found = [file for file in PROCESSORS if Path(folder, file).is_file()]
+    if not found:
+        files = " or ".join(PROCESSORS)
+        raise WeightsError(f"{name} has no {files}; save its processor next to {HUB_CONFIG}")
+    state = vit.rename(_tensors(folder / HUB_WEIGHTS))
+    config, processor = (_read_json(folder / file) for file in (HUB_CONFIG, found[0]))
+    return vit.record_of(config, processor, state, name), state
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} has no keys and values, but {type(content).__name__}")
+    return content
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

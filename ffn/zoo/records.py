@@ -42,7 +42,7 @@ class WeightRecord:
         model_args: further arguments of that function.
         imports: packages that register the model, if it is not part of ffn. Loading names them in
             an error if they are missing, and never imports them.
-        num_classes: K.
+        num_classes: K; 0 without a classifier, of weights to start from.
         classes: the K class names in order; None if unknown.
         trained_frames: counts of a frame-flexible network, ascending; None for a plain one.
         ranges: the first and the last count of the range of each trained count, if the network was
@@ -76,7 +76,7 @@ class WeightRecord:
 
     name: _Text
     model: _Text
-    num_classes: Annotated[int, Field(strict=True, ge=1)]
+    num_classes: Annotated[int, Field(strict=True, ge=0)]
     preprocessing: Annotated[dict[str, Any], Field(min_length=1)]
     classes: tuple[str, ...] | None = None
     trained_frames: tuple[int, ...] | None = None

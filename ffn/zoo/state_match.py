@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ffn.zoo.records import WeightsError
 
+HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
+_POOLINGS = ("fc_norm.", "pooler.")  # what is trained with one
+
 
 @dataclass(frozen=True)
 class Match:
@@ -94,6 +97,12 @@ def match_state(
     ]
     same = {key: state[key] for key in expected if key in state and key not in other}
     return Match(same, len(expected), tuple(faults), classes)
+
+
+def new_head(network: Collection[str]) -> list[str]:
+    """Entries of a network that weights without a classifier lack, its own first."""
+    head = [key for key in network if key.rpartition(".")[0] in HEADS]
+    return head + [key for key in network if key.startswith(_POOLINGS)]
 
 
 def _other_classes(

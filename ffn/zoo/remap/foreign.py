@@ -16,9 +16,7 @@ from ffn.limits import CLASSES
 from ffn.zoo.records import WeightsError
 from ffn.zoo.remap import names
 from ffn.zoo.remap.names import State, is_flexible
-from ffn.zoo.state_match import Match, match_state
-
-_HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
+from ffn.zoo.state_match import HEADS, Match, match_state, new_head
 
 
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
@@ -26,6 +24,7 @@ def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
     return all(any(re.match(pattern, key) for key in state) for pattern in patterns)
 
 
+_ENCODER = r"(videomae\.|vjepa2\.)?(encoder\.)?"
 _SHIFTED = r".*\.(conv1|conv\.0)\.net\."  # in TSM's repository, the convolution of a TemporalShift
 
 
@@ -40,6 +39,8 @@ SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
     "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
     "pyslowfast": lambda state: _has(state, r"s1\.pathway0_stem|res2_0_branch2a_w$"),
     "uniformer": lambda state: _has(state, r"patch_embed1\.", r"blocks1\."),
+    "videomae": lambda state: _has(state, r"(encoder\.)?blocks\.0\.attn\.q_bias$"),
+    "huggingface": lambda state: _has(state, rf"{_ENCODER}embeddings\.", rf"{_ENCODER}layer\.0\."),
     "mmaction2": lambda state: _has(state, r"backbone\.", r"cls_head\."),
     "image": lambda state: _has(state, r"(conv1|stem|conv_stem|features\.0)\."),
 }
@@ -83,8 +84,10 @@ def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]
     """Preprocessing of a source's networks, where it differs from 224 px RGB and ImageNet's mean.
 
     The code of SlowFast and of UniFormer subtracts 0.45 and divides by 0.225; UniFormer in
-    FFN-pytorch was trained on BGR.
+    FFN-pytorch was trained on BGR. VideoMAE resizes the shorter side to that of the crop.
     """
+    if source in ("videomae", "huggingface"):
+        return {"resize": 224}
     if not _has(state, r"s1\.|patch_embed|res2_0_branch2a_w$"):
         return {}
     known: dict[str, Any] = {"mean": [0.45] * 3, "std": [0.225] * 3}
@@ -156,8 +159,7 @@ def from_foreign(
         if flexible:
             network = convert(network, trained_frames)
         own = network.state_dict()
-        head = [key for key in own if key.rpartition(".")[0] in _HEADS]
-        match = match_state(ours, own, head=head)
+        match = match_state(ours, own, head=new_head(own))
         match.require("the checkpoint", new_head=True)
         broken = [key for key, value in match.state.items() if not value.isfinite().all()]
         if broken:
@@ -175,7 +177,7 @@ def from_foreign(
 
 def _classes(state: Mapping[str, Tensor], source: str) -> int:
     """The number of classes of a renamed checkpoint's classifier."""
-    weights = (f"{head}.weight" for head in _HEADS)
+    weights = (f"{head}.weight" for head in HEADS)
     head = next((state[key] for key in weights if key in state), None)
     if head is None:
         raise WeightsError(

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from ffn.zoo.remap.mobilenet import is_mobilenetv2, mobilenetv2
+from ffn.zoo.remap.vit import rename as vit
 
 State = dict[str, Tensor]
+videomae = huggingface = vit
 Rules = Iterable[tuple[str, str | Callable[[re.Match[str]], str]]]
 
 _BRANCHES = ("4", "8", "16")  # suffixes of FFN-pytorch's branches L, M and H, at any counts
