@@ -48,8 +48,8 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     if Path(path, HUB_CONFIG).is_file() and Path(path, HUB_WEIGHTS).is_file():
         return _read_transformers(path, path.resolve().name)
     if path.is_dir():
-        files = f"{HUB_WEIGHTS} and {HUB_CONFIG} of transformers"
-        raise FileNotFoundError(f"{path} is a folder without {files}; pass a file in it")
+        other = f"or a folder with {HUB_WEIGHTS} and {HUB_CONFIG} of transformers"
+        raise FileNotFoundError(f"{path} is a folder; pass a file in it, {other}")
     if path.suffix not in (".pt", ".safetensors"):
         if path.is_file():
             raise WeightsError(f"{path} is neither a checkpoint .pt nor .safetensors. {_CONVERT}")

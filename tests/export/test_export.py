@@ -134,7 +134,13 @@ def test_wrong_logits_are_an_error_and_nothing_is_written(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("tsm_tiny", 1), ("tea_tiny", 1), ("slowfast_tiny", 3), ("uniformer_tiny", 3)],
+    [
+        ("tsm_tiny", 1),
+        ("tea_tiny", 1),
+        ("slowfast_tiny", 3),
+        ("uniformer_tiny", 3),
+        ("vit_tiny", 3),
+    ],
 )
 @pytest.mark.parametrize("suffix", ["pt2", ONNX])
 @torch.no_grad()
