@@ -192,7 +192,6 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
             "network before its conversion, or to .pt2"
         )
     program = _without_adaptive_pools(trace(network, clip))
-    names = {i: AXES[size] for i, size in enumerate(network.input_shape) if size in AXES}
     for name in ("torch.onnx", "onnxscript"):  # they log each step
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
@@ -205,7 +204,6 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
                 optimize=network.fold_norms,
                 input_names=[network.input_name],
                 output_names=[network.output_name],
-                dynamic_shapes=(names,),
             )
             if not network.fold_norms:
                 _simplify(exported.model)
@@ -219,6 +217,7 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
         ) from error
     model = exported.model_proto
     _strip(model)
+    _name_sizes(model, network.input_shape)
     for key, value in network.metadata.items():
         model.metadata_props.add(key=key, value=json.dumps(value))
     return model
@@ -273,11 +272,22 @@ def _strip(model: ModelProto) -> None:
     used = {name for node in graph.node for name in node.input}
     for name in values.keys() - used:
         graph.initializer.remove(values[name])
-    graph.ClearField("value_info")
-    parts = (graph, *graph.node, *graph.input, *graph.output)
+    parts = (graph, *graph.node, *graph.input, *graph.output, *graph.value_info)
     for part in (model, *parts, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
+
+
+def _name_sizes(model: ModelProto, shape: list[int | str]) -> None:
+    """Name the dimensions that vary, as the metadata does; torch.onnx of torch 2.6 does not."""
+    given, found = (
+        end[0].type.tensor_type.shape.dim for end in (model.graph.input, model.graph.output)
+    )
+    names = {size.dim_param: AXES.get(name) for size, name in zip(given, shape, strict=True)}
+    for size in (*given, *found):
+        if size.dim_param:
+            size.dim_param = names.get(size.dim_param, size.dim_param)
+    model.graph.ClearField("value_info")
 
 
 def _simplify(model: ir.Model) -> None:
