@@ -124,13 +124,20 @@ def test_encoders_are_what_a_network_starts_from(
     form = {"dim": 24, "heads": 3, "mlp_ratio": 2.5, "grid": (4, 3, 3), "eps": (1e-12, 1e-5)}
     if name == "VJEPA2Model":
         form = {"dim": 42, "heads": 3, "mlp_ratio": 3.0, "positions": "rotary", "pool": "attention"}
-    model = ffn.create_model("vit", num_classes=7, pretrained=tmp_path, depth=2, patch=8, **form)
+    form |= {"depth": 2, "patch": 8}
+    model = ffn.create_model("vit", num_classes=7, pretrained=tmp_path, **form)
 
     found = model.eval().forward_features(clip_of(8)).flatten(2).transpose(1, 2)
     if name != "VJEPA2Model":  # its last norm is not that of a classifier
         found = encoder.layernorm(found)
     assert_same(found, encoder(clip_of(8).transpose(1, 2)).last_hidden_state)
     assert model(clip_of(3)).shape == (2, 7)
+    flexible = ffn.convert(backbones.build("vit", num_classes=7, **form), (4, 8), alter="none")
+    match, _ = ffn.zoo.load_start_weights(flexible, tmp_path)
+    assert match.classes == (0, 7)
+    for frames in (3, 8):
+        clip = clip_of(frames)
+        assert torch.equal(flexible.eval().forward_features(clip), model.forward_features(clip))
 
 
 @pytest.mark.slow
