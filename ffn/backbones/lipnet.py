@@ -4,8 +4,9 @@ With the head ``sequence``, two bidirectional GRUs and a linear layer for each f
 network of the paper's table of layers. Without a head, it classifies the mean of all frames.
 
 Note:
-    A batch norm follows each convolution, as in common implementations; the paper has none. Maps
-    are averaged to the grid of the table for frames of any size, and not changed for its 50 x 100.
+    A batch norm follows each convolution, as in common implementations, and a layer norm precedes
+    the GRUs; the paper has none. Maps are averaged to the grid of the table for frames of any size,
+    and not changed for its 50 x 100.
 """
 
 from __future__ import annotations

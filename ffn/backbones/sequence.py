@@ -16,7 +16,7 @@ from ffn.layers import resample
 
 @register_head("sequence")
 class SequenceNetwork(nn.Module):
-    """A backbone, two layers over time, and a linear layer for each step.
+    """A backbone, a layer norm, two layers over time, and a linear layer for each step.
 
     Args:
         backbone: with ``forward_features`` and ``frame_features``; its classifier is removed.
@@ -45,7 +45,8 @@ class SequenceNetwork(nn.Module):
         backbone.reset_classifier(0)
         self.backbone, self.num_classes, self.upsample = backbone, num_classes, upsample
         over_time = _Gru(channels, hidden) if layers == "gru" else _Convs(channels, hidden)
-        self.head = nn.Sequential(over_time, nn.Linear(2 * hidden, num_classes + 1))
+        norm, linear = nn.LayerNorm(channels), nn.Linear(2 * hidden, num_classes + 1)
+        self.head = nn.Sequential(norm, over_time, linear)  # large features saturate GRUs
 
     def forward(self, clip: Tensor) -> Tensor:
         """Logits (B, T', K + 1) of clips (B, C, T, H, W) of any T."""

@@ -106,17 +106,19 @@ def load_start_weights(
         purpose = "" if frames is None else f", which runs clips of {frames} frames"
         note = f"the sub-network of {count} frames{purpose}, without alterations"
     removed = getattr(model.model if is_flexible else model, "removed", None)
-    if removed is not None and "head" not in record.model_args:
+    adds_head = removed is not None and "head" not in record.model_args
+    if adds_head:
         kept = {key for key in state if not key.startswith(f"{removed}.")}
         state = {f"backbone.{key}": state[key] for key in kept}
-        head = sorted((key for key in own if key.startswith("head.")), reverse=True)
     if is_flexible and record.trained_frames is None:
         own = _plain_state(model, model.trained_frames[-1])
         counts = ", ".join(map(str, model.trained_frames))
         note = f"every frame count ({counts}) starts from the plain network"
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
-    if record.num_classes == 0:
+    if adds_head:
+        head = sorted((key for key in own if key.startswith("head.")), reverse=True)
+    elif record.num_classes == 0:
         head = new_head(own)
     match = match_state(state, own, head=head).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)

@@ -83,17 +83,19 @@ def test_lipnet_has_the_layers_of_its_table() -> None:
 
     convolutions = 32 * (3 * 75 + 1) + 64 * (32 * 75 + 1) + 96 * (64 * 27 + 1)
     gates = [2 * 3 * 256 * (inputs + 256 + 2) for inputs in (96 * 3 * 6, 2 * 256)]
-    norms = 2 * (32 + 64 + 96)  # not in the paper
+    norms = 2 * (32 + 64 + 96 + 96 * 3 * 6)  # not in the paper
     total = convolutions + sum(gates) + 28 * (2 * 256 + 1) + norms
     assert sum(p.numel() for p in net.parameters()) == total
     assert net.forward_head(features).shape == (1, 75, 28)
 
 
-def test_a_backbone_starts_from_a_classifier(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", [None, (4, 8)])
+def test_a_backbone_starts_from_a_classifier(trained: tuple | None, tmp_path: Path) -> None:
     plain = backbones.build("tsm_tiny", num_classes=7)
     path = tmp_path / "start.safetensors"
     about = {"model": "tsm_tiny", "num_classes": 7, "preprocessing": {"crop": 24}}
-    save_weights(ffn.convert(plain, (4, 8)), path, {**about, "trained_frames": [4, 8]})
+    about |= {"trained_frames": trained and [*trained]}
+    save_weights(ffn.convert(plain, trained) if trained else plain, path, about)
     model = ffn.convert(build("tsm_tiny"), (2, 6))
 
     match, _ = load_start_weights(model, path)
