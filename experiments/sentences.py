@@ -49,8 +49,7 @@ def run(root: Path, output: Path, name: str, seed: int) -> None:
         return
     same = [*SENTENCES, *write_lists(root, folder.parent, ["sentences"]), f"train.seed={seed}"]
     words = f"model.weights={all_words(root, output, seed)}"
-    options = [*NETWORKS["separate_38"], *HEAD, *same, words, f"log.output={head}"]
-    ffn("train", CONFIG, *options)  # a run that exists is continued or kept
+    ffn("train", CONFIG, *NETWORKS["separate_38"], *HEAD, *same, words, f"log.output={head}")
     options = [*NETWORKS[name], *RECIPE, *same, f"model.weights={head}/last.pt"]
     begin = time.time()
     ffn("train", CONFIG, *options, f"log.output={folder}")
