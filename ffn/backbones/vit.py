@@ -172,10 +172,9 @@ class ViT(PooledClassifier):
         x = self.patch_embed(clip)
         shape = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
-        rope = None
-        if self.positions == "rotary":
-            rope = rotary_positions(shape, self.head_dim, x.device)
-        else:
+        is_rotary = self.positions == "rotary"
+        rope = rotary_positions(shape, self.head_dim, x.device) if is_rotary else None
+        if not is_rotary:
             x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
 
         for block in self.blocks:
@@ -243,9 +242,8 @@ def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) 
 
     Equal parts of a head's channels are for tubelet, row and column; the rest is not rotated.
 
-    Note:
-        As in V-JEPA 2, the channels of a pair are neighbors, but the frequencies of a part are in a
-        row, twice: the two channels have different angles.
+    As in V-JEPA 2, the channels of a pair are neighbors, but the frequencies of a part are in a
+    row, twice: the two channels have different angles.
 
     Args:
         shape: tubelets in time, rows, columns.
