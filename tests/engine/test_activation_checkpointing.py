@@ -201,13 +201,17 @@ def test_blocks_of_every_backbone() -> None:
     """Block counts of the papers; twice as many for two pathways. LipNet has no blocks."""
     residual = {"r18": 2 + 2 + 2 + 2, "r50": 3 + 4 + 6 + 3, "r101": 3 + 4 + 23 + 3, "tiny": 4}
     residual |= {"mobilenetv2": 1 + 2 + 3 + 4 + 3 + 3 + 1, "s": 3 + 4 + 8 + 3, "b": 5 + 8 + 20 + 7}
+    plain = {"vit": 12, "vit_s": 12, "vit_b": 12, "vit_l": 24, "vit_tiny": 5, "vjepa2_l": 24 + 3}
     for name in backbones.model_names():
         with torch.device("meta"):
             model = backbones.build(name)
         if name.startswith("lipnet"):
             assert find_blocks(model) == {}
             continue
-        expected = residual[name.split("_")[1]] * (2 if name.startswith("slowfast") else 1)
+        if name in plain:
+            expected = plain[name]
+        else:
+            expected = residual[name.split("_")[1]] * (2 if name.startswith("slowfast") else 1)
         assert len(find_blocks(model)) == expected, name
 
 
