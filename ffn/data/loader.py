@@ -47,7 +47,7 @@ def make_loader(
         workers: Number of worker processes; 0 loads in the main process.
         train: Whether to shuffle, with the same number of full batches on every rank. Otherwise
             samples are in order, and each is loaded once.
-        group_videos: Whether the parts of one file are in one batch; training only.
+        group_videos: Whether the parts of one file follow each other; training only.
         seed: Seed of the order.
         rank: Rank of this process.
         world_size: Number of ranks.

@@ -145,7 +145,7 @@ class TrainConfig(Section):
     repeated_aug: int = Field(1, ge=1)
     """Copies of each video in a batch (repeated augmentation)."""
     group_videos: bool = False
-    """Parts (start, end) of one file in one batch: hard negatives of task contrastive."""
+    """Parts (start, end) of one file follow each other: hard negatives of task contrastive."""
     mixup: float = Field(0.0, ge=0)
     """Alpha of mixup; 0: off; with cutmix, one of them per batch."""
     cutmix: float = Field(0.0, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,8 +21,10 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("ffn live")]
 
 
-def test_a_file_has_the_answers_of_its_windows(predictor, footage, tmp_path):
+@pytest.mark.parametrize("span", [0, 12])  # a window has 8 frames
+def test_a_file_has_the_answers_of_its_windows(predictor, footage, tmp_path, monkeypatch, span):
     """Bit by bit, the last one included; with a simulated clock, at no time."""
+    monkeypatch.setattr(predictor, "preprocessing", replace(predictor.preprocessing, span=span))
     given, clock = str(write_video(tmp_path / "a.mp4", footage, rate=10)), SimulatedClock()
     windows = list(predictor.windows(given, 0.8, step=0.3, frames=6, batch_size=1))
 
