@@ -49,7 +49,8 @@ def check_sides(clip: Tensor, unit: int, taker: str, *, least: int = 1) -> None:
 def check_clip_of(network: nn.Module, clip: Tensor, frame_dim: int = 2) -> None:
     """As `check_clip`, where the first convolution of a network of any kind tells C."""
     check_clip(clip, frame_dim=frame_dim)
-    if clip.shape[1] != 3 and 3 in (clip.shape[2], clip.shape[4]):
+    features = getattr(network, "num_features", 3)  # a probe takes those of clips, too
+    if clip.shape[1] not in (3, features) and 3 in (clip.shape[2], clip.shape[4]):
         layers = (m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d)))
         first = next(layers, None)
         if first is not None and first.in_channels == 3:

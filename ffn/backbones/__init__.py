@@ -4,6 +4,7 @@ Every model maps a clip (B, C, T, H, W) to logits (B, K); none depends on a numb
 """
 
 from ffn.backbones.lipnet import LipNet
+from ffn.backbones.probe import ProbeNetwork
 from ffn.backbones.registry import (
     build,
     is_registered,
@@ -16,6 +17,7 @@ from ffn.backbones.sequence import SequenceNetwork
 from ffn.backbones.slowfast import SlowFast
 from ffn.backbones.tea import TEA
 from ffn.backbones.tsm import TSM
+from ffn.backbones.tsn import tsn_of as tsn_of
 from ffn.backbones.uniformer import UniFormer
 from ffn.backbones.vit import ViT
 
@@ -23,6 +25,7 @@ __all__ = [
     "TEA",
     "TSM",
     "LipNet",
+    "ProbeNetwork",
     "SequenceNetwork",
     "SlowFast",
     "UniFormer",

@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ffn.backbones.head import HeadNetwork
 from ffn.backbones.registry import register_head
 from ffn.layers import resample
 
 
 @register_head("sequence")
-class SequenceNetwork(nn.Module):
+class SequenceNetwork(HeadNetwork):
     """A backbone, a layer norm, two layers over time, and a linear layer for each step.
 
     Args:
@@ -35,36 +36,21 @@ class SequenceNetwork(nn.Module):
         hidden: int = 256,
         upsample: int = 1,
     ) -> None:
-        super().__init__()
         if not hasattr(backbone, "frame_features"):
             kind = type(backbone).__name__
             raise ValueError(f"{kind} has no frame_features(features), which returns (B, T, C)")
-        names = {module: name for name, module in backbone.named_modules()}
-        self.removed = names[backbone.get_classifier()]
         channels = backbone.head_hidden_size
-        backbone.reset_classifier(0)
-        self.backbone, self.num_classes, self.upsample = backbone, num_classes, upsample
+        super().__init__(backbone, num_classes)
+        self.upsample = upsample
         over_time = _Gru(channels, hidden) if layers == "gru" else _Convs(channels, hidden)
         norm, linear = nn.LayerNorm(channels), nn.Linear(2 * hidden, num_classes + 1)
         self.head = nn.Sequential(norm, over_time, linear)  # large features saturate GRUs
-
-    def forward(self, clip: Tensor) -> Tensor:
-        """Logits (B, T', K + 1) of clips (B, C, T, H, W) of any T."""
-        return self.forward_head(self.forward_features(clip))
-
-    def forward_features(self, clip: Tensor) -> Any:
-        """The last feature maps of the backbone."""
-        return self.backbone.forward_features(clip)
 
     def forward_head(self, features: Any) -> Tensor:
         """Logits (B, T', K + 1) of feature maps."""
         x = self.backbone.frame_features(features)  # (B, T, C)
 
         return self.head(resample(x, self.upsample * x.shape[1]))
-
-    def get_classifier(self) -> nn.Module:
-        """All layers after the backbone."""
-        return self.head
 
 
 class _Gru(nn.GRU):

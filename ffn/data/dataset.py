@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
-from ffn.data.preprocessing import Preprocessing
+from ffn.data.preprocessing import Normalize, Preprocessing
 from ffn.data.records import Label, Record, SharedRecords, has_several_labels
 from ffn.data.sampling import Protocol, clip_indices, sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
@@ -26,8 +26,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
     views in this sample; by default, a view is its number of frames. The random draws of a sample
     depend on (seed, epoch, index, copy) only, not on worker, rank or earlier samples.
 
-    Clips are uint8 RGB; `ffn.data.Normalize(dataset.preprocessing)` converts them to the network's
-    input on the device.
+    Clips are uint8 RGB; `dataset.normalize` converts them to the network's input on the device.
 
     Args:
         records: The videos.
@@ -102,6 +101,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.records, self.views = SharedRecords(records), tuple(sorted(set(views)))
         self._numbers = {view: view for view in self.views}
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
+        self.normalize = Normalize(preprocessing)
         self.shuffle_frames = shuffle_frames
         self.nested, self.varied, self.seed, self.on_error = nested, varied, seed, on_error
         self.num_classes = num_classes

@@ -70,13 +70,13 @@ def build_training(config: Config, world: World, *, is_new: bool = True) -> Trai
     labelled = TASKS[config.task.name].needs_labels
     splits = build_data.read_config_splits(config.data, labelled=labelled)
     check_splits(splits)
-    loader = build_data.build_train_loader(config, splits, world)
     classes = len(splits.classes)
     model, start = build_network.build_started_model(config, classes, world, is_new=is_new)
     class_weights = build_data.build_class_weights(config, splits)
     step = build_train_step(config, model, world, num_classes=classes, class_weights=class_weights)
     step.task.labels = splits.labels
     step.task.check(splits, config.data.crop)
+    loader = build_data.build_train_loader(config, splits, world, step.task)
     return Training(splits, loader, step, start)
 
 
@@ -112,7 +112,7 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
             world,
             frames=frames,
             preprocessing=preprocessing,
-            varied=step.task.compares_views,
+            task=step.task,
         ),
         train_step=step,
         meter=meter,
@@ -175,14 +175,14 @@ def build_train_step(
     Raises:
         ConfigError: the model cannot be trained with these options.
     """
-    train = config.train
+    train, preprocessing = config.train, build_data.build_preprocessing(config.data)
     build_network.prepare_for_training(config, model, world.device)
     task = build_network.build_task(config, model, class_weights).to(world.device)
     return TrainStep(
         task,
         build_network.build_optimizer(config, task),
         world,
-        normalize=Normalize(build_data.build_preprocessing(config.data)),
+        normalize=nn.Identity() if task.reads_features else Normalize(preprocessing),
         batch_mix=build_data.build_batch_mix(config, num_classes),
         precision=train.precision,
         sequential=train.views == "sequential",

@@ -14,9 +14,14 @@ from torch.utils.data import DataLoader
 from ffn import data
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
+from ffn.engine.features import FeatureDataset, hash_of
 from ffn.engine.mixup import BatchMix
 from ffn.engine.options import CROP_OPTIONS, Config, DataConfig
-from ffn.engine.tasks import TASKS
+from ffn.engine.tasks import TASKS, Task
+
+# Options of the data without which the clips of a video are the same.
+OUTSIDE_OF_CLIPS = {"train", "val", "root", "classes", "labels", "test_frames", "test_protocol"}
+OUTSIDE_OF_CLIPS |= {"workers", "timeout", "cache_gib", "on_error"}
 
 
 def check_labels(config: Config) -> None:
@@ -64,8 +69,10 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
     return data.Preprocessing(**options.model_dump(include=names))
 
 
-def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:
-    """Training batches: one micro-batch of this process each.
+def build_train_loader(
+    config: Config, splits: data.Splits, world: World, task: Task | None = None
+) -> DataLoader:
+    """Training batches: one micro-batch of this process each; features if the task reads them.
 
     Raises:
         ConfigError: the batch size is not divisible, or the frames of the store are too small.
@@ -90,9 +97,9 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         **_frame_source(options, resize=options.resize),
     )
     return data.make_loader(
-        dataset,
+        _features(config, dataset, task),
         batch_size=train.batch_size // (world.size * train.grad_accum_steps),
-        workers=options.workers,
+        workers=0 if task is not None and task.reads_features else options.workers,
         timeout=options.timeout,
         train=True,
         group_videos=train.group_videos,
@@ -166,14 +173,16 @@ def build_test_loader(
     preprocessing: data.Preprocessing,
     protocol: str | None = None,
     shuffle_frames: bool = False,
-    varied: bool = False,
+    task: Task | None = None,
 ) -> DataLoader:
     """Validation batches with a clip per frame count; each video is on one process only.
 
     A batch holds fewer videos if the protocol takes several clips and crops per video.
-    ``shuffle_frames`` puts the frames of each clip in a random order. ``varied`` takes the frames,
-    crops and augmentation of training, the same in every test, and drawn anew for each view.
+    ``shuffle_frames`` puts the frames of each clip in a random order. A task that compares
+    views has the frames, crops and augmentation of training, the same in every test, and drawn
+    anew for each view.
     """
+    varied = task is not None and task.compares_views
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
     dataset = data.VideoDataset(
         splits.val,
@@ -190,9 +199,9 @@ def build_test_loader(
         **_frame_source(config.data, resize=preprocessing.resize),
     )
     return data.make_loader(
-        dataset,
+        _features(config, dataset, task),
         batch_size=max(1, clips_per_forward(config, world) // parsed.views),
-        workers=config.data.workers,
+        workers=0 if task is not None and task.reads_features else config.data.workers,
         timeout=config.data.timeout,
         rank=world.rank,
         world_size=world.size,
@@ -249,6 +258,23 @@ def _train_transform(
         preprocessing,
         flip_pairs=data.swap_pairs(options.flip_pairs, classes),
         **options.model_dump(include={"crop_mode", *CROP_OPTIONS, *augmentation}),
+    )
+
+
+def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> Any:
+    """The data set, or the features of its clips in a frozen network."""
+    if task is None or not task.reads_features:
+        return dataset
+    options, backbone = config.task, task.model.model.backbone
+    views = task.views(options).values() if dataset.train else [dict.fromkeys(dataset.views)]
+    what = config.model.name, options.grid, config.train.precision, hash_of(backbone.state_dict())
+    return FeatureDataset(
+        dataset,
+        task.model,
+        source=(what, config.data.model_dump(exclude=OUTSIDE_OF_CLIPS)),
+        numbers={number for view in views for number in view},
+        variants=options.variants,
+        half={"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.train.precision),
     )
 
 

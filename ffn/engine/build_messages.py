@@ -9,8 +9,10 @@ from ffn import zoo
 from ffn.data import Splits, describe_splits, split_warnings
 from ffn.engine import build_network
 from ffn.engine.distributed import World
+from ffn.engine.features import FILE
 from ffn.engine.options import Config
 from ffn.engine.tasks import Task
+from ffn.files import home
 
 
 def introduction(
@@ -37,6 +39,9 @@ def introduction(
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         total = sum(p.numel() for p in parameters)
         lines.append(f"frozen: {parts}; {trained:,} of {total:,} parameters train")
+    if task.reads_features:
+        epochs = f"features of the first {config.task.variants} epochs"
+        lines.append(f"frozen: backbone; {epochs} are computed once and kept in {home() / FILE}")
     if config.train.compile:
         lines.append("compiling: the first step of each frame count takes a minute or more")
     warnings = [*split_warnings(splits)]

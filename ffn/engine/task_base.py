@@ -50,6 +50,7 @@ class Task(nn.Module):
         needs_labels: the lists have labels; if not, labels are ignored and are 0 in a batch.
         compares_views: the loss compares the views of a sample. Each view has its own random crop
             and augmentation, also in validation, and all views run in one pass.
+        reads_features: the network takes features of its frozen ``backbone`` in place of clips.
         measure: name of the measure of :meth:`evaluate` that is the score; None for that of the
             labels.
         class_weights: weights of the classes (K,), or None.
@@ -61,6 +62,7 @@ class Task(nn.Module):
     uses_every_parameter: bool = True
     needs_labels: bool = True
     compares_views: bool = False
+    reads_features: bool = False
     measure: str | None = None
     class_weights: Tensor | None
     labels: LabelKind = SingleLabel

@@ -154,6 +154,19 @@ class CtcOptions(ConvertedOptions):
     """Logits per frame: a text needs one per token."""
 
 
+class ProbeOptions(FlexibleOptions):
+    """Options of :class:`ProbeTask`."""
+
+    width: int = Field(256, ge=64, multiple_of=64)
+    """Channels of the probe."""
+    depth: int = Field(1, ge=0)
+    """Blocks of attention before the attention of the query."""
+    grid: int = Field(2, ge=1)
+    """Rows and columns of cells over which features are averaged."""
+    variants: int = Field(4, ge=1)
+    """Epochs with new frames and crops, which later epochs repeat."""
+
+
 class PlainOptions(TaskOptions):
     """Options of :class:`PlainTask`."""
 
@@ -187,4 +200,5 @@ TASK_OPTIONS: dict[str, type[TaskOptions]] = {
     "mixed_sampling": MixedSamplingOptions,
     "proportional_sampling": ProportionalSamplingOptions,
     "ctc": CtcOptions,
+    "probe": ProbeOptions,
 }

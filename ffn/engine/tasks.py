@@ -24,12 +24,14 @@ from torch import Tensor, nn
 
 from ffn.engine.contrastive import ContrastiveTask as ContrastiveTask
 from ffn.engine.ctc import CtcTask as CtcTask
+from ffn.engine.freezing import freeze
 from ffn.engine.task_base import TASKS as TASKS
 from ffn.engine.task_base import ConvertedTask, Task, register_task
 from ffn.engine.task_options import (
     FlexibleOptions,
     MixedSamplingOptions,
     PlainOptions,
+    ProbeOptions,
     ProportionalSamplingOptions,
     TaskOptions,
 )
@@ -140,6 +142,28 @@ def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None)
 def _float(logits: Tensor) -> Tensor:
     """Logits in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@register_task("probe")
+class ProbeTask(FlexibleTask):
+    """An attentive probe on a frozen network, with the loss of :class:`FlexibleTask`.
+
+    Features are computed once (:mod:`ffn.engine.features`); the trained layers run on them alone.
+    """
+
+    Options = ProbeOptions
+    reads_features = True
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: ProbeOptions) -> ProbeTask:
+        """Build the task, and freeze the backbone of the model."""
+        freeze(model, "backbone")
+        return super().from_options(model, options)
+
+    @classmethod
+    def model_args(cls, options: ProbeOptions) -> dict[str, Any]:
+        """The probe."""
+        return {"head": {"name": "probe", **options.model_dump(include={"width", "depth", "grid"})}}
 
 
 @register_task("plain")

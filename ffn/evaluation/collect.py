@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible
-from ffn.data import Normalize, VideoError
+from ffn.data import VideoError
 from ffn.evaluation.metrics import not_finite, video_results
 from ffn.labels import LabelKind, SingleLabel, label_kind
 
@@ -110,7 +110,7 @@ def _run(
 ) -> _Shard:
     """Run a model over the batches of this process; stop at logits that are not finite."""
     device = next(model.parameters()).device
-    normalize = Normalize(loader.dataset.preprocessing)
+    normalize = loader.dataset.normalize
     shard = _Shard()
     bar = track(loader, "testing", total=len(loader), transient=True, disable=not progress)
     # A bar that is left open by an error may be collected by its own thread, which then hangs.

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ffn.core import FrameFlexible, convert
-from ffn.data import ClipSampler, Preprocessing, Protocol, collate_eval
+from ffn.data import ClipSampler, Normalize, Preprocessing, Protocol, collate_eval
 from ffn.engine.distributed import cleanup
 from ffn.evaluation import ensemble, evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
@@ -32,6 +32,7 @@ class ToyVideos(Dataset):
     """Random clips; video i has class 3 * i mod 5, so that classes 5 and 6 do not occur."""
 
     preprocessing = Preprocessing(crop=8, resize=8, mean=(0.5,) * 3, std=(0.25, 0.3, 0.4))
+    normalize = Normalize(preprocessing)
 
     def __init__(
         self,

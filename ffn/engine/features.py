@@ -1,0 +1,113 @@
+"""Features of a frozen network, computed once per video and number of frames and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from ffn.data import VideoDataset
+from ffn.data.records import has_several_labels
+from ffn.evaluation import evaluating
+from ffn.files import home, make_writable
+
+FILE = "features.db"  # in FFN_HOME
+TIMEOUT = 600  # seconds that a process waits for another one's write
+SCHEMA = "CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
+
+
+class FeatureDataset(Dataset[dict[str, Any]]):
+    """The samples of a `VideoDataset` with features in place of clips.
+
+    A sample that is not on disk is decoded, run and written; a stopped run goes on from there. Its
+    key has the path, size and time of the video, and all that decides what its features are.
+    Unreadable videos are not kept.
+
+    Args:
+        dataset: the videos.
+        network: has ``forward_features``, on its device.
+        source: what decides the features of a frame: weights and options of the data.
+        numbers: all numbers of frames of the clips.
+        variants: training draws frames and crops anew in so many epochs, then repeats them.
+        half: type in which the network runs; None for float32. Features are kept in float16.
+    """
+
+    def __init__(
+        self,
+        dataset: VideoDataset,
+        network: nn.Module,
+        *,
+        source: object,
+        numbers: Iterable[int],
+        variants: int,
+        half: torch.dtype | None = None,
+    ) -> None:
+        self.dataset, self.network, self.half = dataset, network, half
+        self.variants, self.numbers = variants, {number: number for number in sorted(numbers)}
+        self.records, self.labels = dataset.records, dataset.labels
+        self.normalize = nn.Identity()
+        drawn = (dataset.seed, tuple(self.numbers)) if dataset.train or dataset.nested else None
+        classes = dataset.num_classes if has_several_labels(dataset.records) else None
+        self._source = source, str(dataset.protocol), drawn, classes
+        make_writable(home())
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: int | tuple) -> dict[str, Any]:
+        """A sample as that of the data set, with features (C, T, H, W) in float32 as clips."""
+        (epoch, index, _), numbers = self.dataset._complete(key)
+        variant = epoch % self.variants if self.dataset.train else 0
+        keys = {number: self._key(index, variant, number) for number in numbers.values()}
+        with closing(sqlite3.connect(home() / FILE, timeout=TIMEOUT)) as store, store:
+            store.execute(SCHEMA)
+            query = "SELECT value FROM features WHERE key = ?"
+            rows = {n: store.execute(query, [own]).fetchone() for n, own in keys.items()}
+        found = {number: load(row[0]) for number, row in rows.items() if row}
+        sample = {"index": index, "ok": True, "error": ""}
+        if len(found) < len(keys):
+            missing = [number for number in keys if number not in found]
+            sample |= self.dataset[variant, index, 0, self.numbers]
+            label = torch.as_tensor(sample["label"])
+            new = {n: {"x": self._run(sample["clips"][n]), "label": label} for n in missing}
+            if sample["ok"]:
+                with closing(sqlite3.connect(home() / FILE, timeout=TIMEOUT)) as store, store:
+                    values = [(keys[number], save(value)) for number, value in new.items()]
+                    store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", values)
+            found |= new
+        clips = {view: found[number]["x"].float() for view, number in numbers.items()}
+        return sample | {"clips": clips, "label": next(iter(found.values()))["label"]}
+
+    def _key(self, index: int, variant: int, number: int) -> bytes:
+        record, version = self.records[index], None
+        with suppress(OSError):  # a name in a clip store
+            version = os.stat(record.path).st_size, os.stat(record.path).st_mtime_ns
+        text = repr((self._source, record, version, variant, number))
+        return hashlib.sha256(text.encode()).digest()
+
+    def _run(self, clip: Tensor) -> Tensor:
+        """Features in float16 of a uint8 clip (C, T, H, W), or of several views of a video."""
+        device = next(self.network.parameters()).device
+        views = clip.reshape(-1, *clip.shape[-4:])
+        x = self.dataset.normalize(views.to(device))
+        cast = torch.autocast(device.type, self.half, enabled=self.half is not None)
+        with evaluating(self.network), torch.inference_mode(), cast:
+            features = self.network.forward_features(x)
+        return features.reshape(*clip.shape[:-4], *features.shape[1:]).half().cpu()
+
+
+def hash_of(state: dict[str, Tensor]) -> str:
+    """SHA-256 of names and values."""
+    found = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()

@@ -1,0 +1,84 @@
+"""The probe task: features of a frozen network are computed once, and mean what clips mean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from engine_toys import build, same_weights, train, train_until, weights
+
+import ffn
+from ffn.data import VideoDataset
+from ffn.engine.features import FeatureDataset
+
+PROBE = ["task.name=probe", "task.width=64", "task.grid=1", "train.epochs=4", "task.variants=2"]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """An empty cache, and the numbers of frames of the clips that a backbone runs."""
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    found, run = [], FeatureDataset._run
+
+    def counted(self: FeatureDataset, clip: torch.Tensor) -> torch.Tensor:
+        found.append(clip.shape[1])
+        return run(self, clip)
+
+    monkeypatch.setattr(FeatureDataset, "_run", counted)
+    return found
+
+
+def test_features_are_computed_once(
+    runs: list[int], videos: Path, start: str, tmp_path: Path
+) -> None:
+    root = shutil.copytree(videos, tmp_path / "videos")
+    train(root, tmp_path / "one", *PROBE, start)
+    counts = len({*runs})
+    trained, tested = 24, 9
+    assert len(runs) <= 2 * 3 * trained + counts * tested  # two epochs of four, three views
+    first = len(runs)
+
+    train(root, tmp_path / "deeper", *PROBE, start, "task.depth=2")
+    assert len(runs) == first
+    path = next(root.rglob("*.mp4"))
+    os.utime(path, (1, 1))
+    train(root, tmp_path / "touched", *PROBE, start)
+    assert first < len(runs) <= first + 2 * 3 + counts
+    second = len(runs)
+    train(root, tmp_path / "other", *PROBE)  # other weights
+    assert len(runs) == second + first
+
+
+def test_a_stopped_run_continues_bit_for_bit(
+    runs: list[int], videos: Path, start: str, tmp_path: Path
+) -> None:
+    train_until(5, videos, tmp_path / "stopped", *PROBE, start)
+    train(videos, tmp_path / "stopped", *PROBE, start)
+    (tmp_path / "home/features.db").unlink()
+    train(videos, tmp_path / "whole", *PROBE, start)
+    assert same_weights(tmp_path / "stopped", tmp_path / "whole")
+
+    before, after = torch.load(start.partition("=")[2])["model"], weights(tmp_path / "whole")
+    frozen = {key: value for key, value in after.items() if key.startswith("backbone.")}
+    assert frozen
+    for key, value in frozen.items():
+        assert torch.equal(value, before[key.removeprefix("backbone.")]), key
+
+
+def test_the_network_of_clips_is_that_of_features(
+    runs: list[int], videos: Path, start: str, tmp_path: Path
+) -> None:
+    run = build(videos, tmp_path / "run", *PROBE, start)
+    network = run.train_step.network.eval()
+    features = next(iter(run.val_loader))
+    dataset = run.val_loader.dataset.dataset
+    assert isinstance(dataset, VideoDataset)
+    for frames, found in features["clips"].items():
+        clips = torch.stack([dataset[i]["clips"][frames] for i in features["index"].tolist()])
+        with torch.no_grad():
+            expected = network(dataset.normalize(clips))
+            torch.testing.assert_close(network(found), expected, rtol=1e-2, atol=1e-2)
+    assert isinstance(network, ffn.core.FrameFlexible)
