@@ -63,7 +63,8 @@ def convert(
         trained_frames: the frame counts of training, e.g. (4, 8, 16), or the range of each count,
             e.g. {4: (2, 5), 8: (6, 11), 16: (12, 20)}.
         private: modules private to each count: "norms" (the paper), "none", "all" (every module
-            with parameters: nothing is shared), or a function of a module's name and the module.
+            with parameters: nothing is shared), names or patterns with commas, as "norms,head", or
+            a function of a module's name and the module.
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
         interpolate: in eval mode, counts between two trained ones, or between their ranges, have
@@ -124,16 +125,24 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
     """Modules to make private, by name; none is inside another."""
     if private == "none":
         return {}
-    if not callable(private) and private not in ("norms", "all"):
-        raise ValueError(f'private is {private!r}; allowed: "norms", "none", "all", or a function')
-    types = nn.Module if private == "all" else NORMS
-    rule = private if callable(private) else lambda _, m: isinstance(m, types) and m._parameters
+    kinds = {"norms": NORMS, "all": nn.Module}
+    free = [name for name, _ in model.named_modules() if name][:3]
+    words = [] if callable(private) else private.split(",")
+    types = tuple(kinds[word] for word in words if word in kinds)
+    named = {n: w for n, _ in model.named_modules() for w in words if fnmatch.fnmatchcase(n, w)}
+    if idle := {*words} - {*kinds, *named.values()}:
+        raise ValueError(f"{idle.pop()} in private matches none of {', '.join(free)}, …")
+
+    def rule(name: str, module: nn.Module) -> bool:
+        return name in named or bool(isinstance(module, types) and module._parameters)
+
+    rule = private if callable(private) else rule
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if name and not _is_inside(name, chosen) and rule(name, module):
             chosen[name] = module
     if not chosen:
-        remedy = 'name its normalization layers with a function, or pass private="none"'
+        remedy = 'give "norms", "all", "none", or names of modules'
         raise ValueError(f"private={private!r} selects no module of {model._get_name()}; {remedy}")
     return chosen
 

@@ -90,8 +90,8 @@ class TaskOptions(Section):
 class ConvertedOptions(TaskOptions):
     """Options of tasks of frame-flexible networks."""
 
-    private: Literal["norms", "none", "all"] = "norms"
-    """Private modules of each count; norms: the paper."""
+    private: str = "norms"
+    """Private modules of each count: norms (the paper), none, all, or names, as norms,head."""
     alteration: bool = True
     """Weight alteration per count at the backbone's sites."""
     draws: list[list[Count]] = Field([])

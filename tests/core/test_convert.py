@@ -175,6 +175,8 @@ def test_other_private_modules_and_no_alterations() -> None:
     assert {*flexible.state_dict()} - {*plain.state_dict()} == {
         f"net.fc.{count}.{name}" for count in (2, 4) for name in ("weight", "bias")
     }
+    named = convert(plain, (2, 4), private="net.f?,norms", alter="none").report.private
+    assert {*named} == {*convert(plain, (2, 4)).report.private, "net.fc"}
     norm = nn.BatchNorm2d(3)  # used twice, it stays one
     flexible = convert(nn.Sequential(norm, nn.Conv2d(3, 3, 1), norm), (2, 4), alter="none")
     assert flexible.model[0] is flexible.model[2]
@@ -249,7 +251,7 @@ def test_selections_that_select_nothing() -> None:
     network = PerFrame(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
     for options, message in (
         ({"alter": "none"}, "'norms' selects no module of PerFrame"),
-        ({"private": ["bn1"]}, r"private is \['bn1'\]; allowed"),
+        ({"private": "norms,fc9"}, r"fc9 in private matches none"),
         ({"private": "none", "alter": "site"}, 'alter is "site"; allowed'),
         ({"private": "none", "alter": "sites"}, "marks no site"),
         ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten; name convolutions"),
