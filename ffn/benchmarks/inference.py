@@ -14,10 +14,10 @@ from ffn.benchmarks.timing import (
     compare,
     interleave,
     model_bytes,
-    peak_memory,
 )
 from ffn.core import FrameFlexible
 from ffn.devices import has_bf16
+from ffn.evaluation.cost import peak_memory
 from ffn.export import InferenceRunner
 from ffn.export.runtimes import FILES, available
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from ffn.devices import synchronize
 
@@ -80,29 +79,6 @@ def interleave(
             if number >= warmup:
                 seconds[name].append(clock() - start)
     return {name: tuple(values) for name, values in seconds.items()}
-
-
-def peak_memory(call: Callable[[], object], device: torch.device) -> int:
-    """Peak memory of the tensors that a call allocates on a CPU or a CUDA device, in bytes.
-
-    Tensors allocated before the call do not count. The value comes from torch's allocator; the
-    process uses more, because allocators and libraries keep reserves.
-    """
-    if device.type == "cuda":
-        synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
-        call()
-    changes = [e for e in run.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for change in sorted(changes, key=lambda change: change.start_ns()):
-        held += change.nbytes()  # negative when freed
-        peak = max(peak, held)
-    return peak
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

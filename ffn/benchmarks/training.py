@@ -15,10 +15,10 @@ from ffn.benchmarks.timing import (
     in_sequence,
     interleave,
     model_bytes,
-    peak_memory,
     tensor_bytes,
 )
 from ffn.engine.train_step import TrainStep
+from ffn.evaluation.cost import peak_memory
 
 LR = 1e-3  # learning rate of the timed steps
 

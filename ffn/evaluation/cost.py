@@ -1,4 +1,4 @@
-"""Cost of a forward pass: multiply-accumulates, parameters, latency."""
+"""Cost of a forward pass: multiply-accumulates, parameters, latency, memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
@@ -115,3 +116,26 @@ def measure_latency(
             synchronize(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
+
+
+def peak_memory(call: Callable[[], object], device: torch.device) -> int:
+    """Peak memory of the tensors that a call allocates on a CPU or a CUDA device, in bytes.
+
+    Tensors allocated before the call do not count. The value comes from torch's allocator; the
+    process uses more, because allocators and libraries keep reserves.
+    """
+    if device.type == "cuda":
+        synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        call()
+    changes = [e for e in run.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for change in sorted(changes, key=lambda change: change.start_ns()):
+        held += change.nbytes()  # negative when freed
+        peak = max(peak, held)
+    return peak

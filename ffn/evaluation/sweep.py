@@ -7,15 +7,16 @@ and is listed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible, all_trained_frames
 from ffn.devices import describe_measurement
-from ffn.evaluation.collect import Outputs, collect, gather, is_first, process_count
-from ffn.evaluation.cost import count_macs, count_parameters, measure_latency
+from ffn.evaluation.collect import Outputs, collect, evaluating, gather, is_first, process_count
+from ffn.evaluation.cost import count_macs, count_parameters, measure_latency, peak_memory
 from ffn.evaluation.metrics import dataset_metrics
 from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.export import InferenceRunner
@@ -154,6 +155,15 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
             latency_ms=None if run is None else measure_latency(run, clip, model=model),
             videos=len(column),
             failed=len(outputs.errors),
+            memory_mib=None if run is None else _memory(run, clip, model),
         )
         rows.append(row)
     return tuple(rows)
+
+
+def _memory(run: InferenceRunner, clip: Tensor, model: nn.Module) -> float | None:
+    """Peak memory in MiB of a forward pass in torch, besides the clip and the weights."""
+    if run.runtime in ("onnxruntime", "openvino"):
+        return None
+    with evaluating(model), torch.inference_mode():
+        return peak_memory(partial(run, clip), clip.device) / 2**20

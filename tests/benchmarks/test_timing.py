@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffn.benchmarks.timing import Variant, compare, in_sequence, interleave, peak_memory
+from ffn.benchmarks.timing import Variant, compare, in_sequence, interleave
+from ffn.evaluation.cost import peak_memory
 
 CPU = torch.device("cpu")
 
