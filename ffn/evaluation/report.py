@@ -240,15 +240,16 @@ def _table(sweep: Sweep) -> Table:
         f"{sweep.params / 1e6:.2f} M in total"
     )
     if any(row.latency_ms is not None for row in sweep.rows):
-        caption += f"; median latency and peak memory of one clip, {escape(timing(sweep))}"
+        caption += f"; median latency of one clip, {escape(timing(sweep))}"
     table = Table(
         title=f"{escape(sweep.name)}, {height} x {width} pixels, {sweep.protocol} clips x crops",
         caption=caption,
     )
     several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
     metrics = [TITLES.get(name, name) for name in sweep.rows[0].metrics]
-    header = ("frames", "sub-net", *metrics, "GMACs", "M-params", "ms", "MiB")
-    for column in header:
+    header = ("frames", "sub-net", *metrics, "GMACs", "M-params", "ms")
+    has_memory = any(row.memory_mib is not None for row in sweep.rows)
+    for column in (*header, *["MiB"] * has_memory):
         table.add_column(column, justify="right", no_wrap=True)
     for row in sweep.rows:
         table.add_row(
@@ -257,7 +258,8 @@ def _table(sweep: Sweep) -> Table:
             *(f"{value:.2f}" for value in row.metrics.values()),
             (f"{row.gmacs:.3g}" if row.gmacs < 10 else f"{row.gmacs:.1f}") + several,
             f"{row.params / 1e6:.2f}",
-            *("-" if x is None else f"{x:.1f}" for x in (row.latency_ms, row.memory_mib)),
+            "-" if row.latency_ms is None else f"{row.latency_ms:.1f}",
+            *([f"{row.memory_mib:.0f}"] if has_memory else []),
             style="bold" if row.frames in (sweep.trained_frames or ()) else None,
         )
     return table

@@ -30,7 +30,7 @@ class Row:
         gmacs: multiply-accumulates of one clip, in 1e9.
         params: parameters of the sub-network used, including shared ones.
         latency_ms: median time of a forward pass of one clip in milliseconds; None if not measured.
-        memory_mib: peak memory of the activations of one clip, in MiB; None if not measured.
+        memory_mib: peak GPU memory of the activations of one clip, in MiB; None if not measured.
         videos: number of videos, including ``failed``.
         failed: videos that cannot be decoded, which count as wrong.
     """

@@ -162,8 +162,8 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
 
 
 def _memory(run: InferenceRunner, clip: Tensor, model: nn.Module) -> float | None:
-    """Peak memory in MiB of a forward pass in torch, besides the clip and the weights."""
-    if run.runtime in ("onnxruntime", "openvino"):
+    """Peak memory in MiB of a forward pass on a GPU, besides the clip and the weights."""
+    if clip.device.type != "cuda" or run.runtime == "onnxruntime":
         return None
     with evaluating(model), torch.inference_mode():
         return peak_memory(partial(run, clip), clip.device) / 2**20

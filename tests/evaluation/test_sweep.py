@@ -58,8 +58,6 @@ def test_rows_equal_a_loop_over_videos(swept: Sweep) -> None:
         assert (row.videos, row.failed) == (33, 2)
         assert row.gmacs == row.frames * (3 * 3 * 6 * 27 + 54 * 7) / 1e9
         assert row.latency_ms > 0
-        one = row.frames * 6 * 3 * 3 * 4 / 2**20  # the output of the convolution
-        assert one < row.memory_mib < 40 * one
     assert [row.subnet for row in swept.rows] == [2, 6, 6]
     assert swept.failed == ("video_4.mp4: no frames", "video_20.mp4: no frames")
     assert swept.params - swept.rows[0].params == 2 * 6 + 3
@@ -132,7 +130,7 @@ def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.measured["precision"] == "bf16"
     text = io.StringIO()
     print_table([result], Console(file=text, width=200))
-    assert "median latency and peak memory of one clip, torch, bf16, on " in text.getvalue()
+    assert "median latency of one clip, torch, bf16, on " in text.getvalue()
     module = importlib.import_module("ffn.evaluation.sweep")  # so is ffn.evaluation.sweep
     monkeypatch.setattr(module, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="in several processes"):
