@@ -247,7 +247,7 @@ def _table(sweep: Sweep) -> Table:
     )
     several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
     metrics = [TITLES.get(name, name) for name in sweep.rows[0].metrics]
-    header = ("frames", "sub-net", *metrics, "GMACs", "M-params", "ms")
+    header = ("frames", "net", *metrics, "GMACs", "M-params", "ms")
     has_memory = any(row.memory_mib is not None for row in sweep.rows)
     for column in (*header, *["MiB"] * has_memory):
         table.add_column(column, justify="right", no_wrap=True)

@@ -1,0 +1,85 @@
+"""A video transformer on generated motions: which modules are private to a frame count.
+
+    python -m ffn.datasets.synthetic MOTION --clips-per-class 600 60
+    python experiments/transformers.py run MOTION OUTPUT [SEED …]
+    python experiments/transformers.py table OUTPUT model_zoo/results/transformers
+
+`run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames. It skips what OUTPUT
+holds. `table` writes NAME.md and NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from words import ANY_COUNT, POINTS, SCORES, ffn, interval
+
+from ffn.evaluation import load_predictions
+
+FRAMES = range(1, 21)
+TESTED = ["--frames", *map(str, FRAMES), "--save-predictions", "--no-latency", "--overwrite"]
+CONFIG = "configs/quickstart/motion_any_count.yaml"
+COMMON = ["model.name=vit_tiny", "model.weights=null", "optim.lr=1e-3", "optim.weight_decay=0.05"]
+COMMON += ["optim.warmup_epochs=0.5", "train.batch_size=32", "train.epochs=8"]
+COMMON += ["train.validate_epochs=8", "data.test_frames=[8]", "data.cache_gib=1.5"]
+THREE = ["task.frames=[4,8,16]", "task.ranges=[]", "task.draws=[]"]
+ALONE = ["task.name=plain", "task.ranges=[]"]
+NETWORKS = {
+    "private norms (the paper)": THREE,
+    "private norms, any count": ANY_COUNT,
+    "private classifiers": [*THREE, "task.private=head", "task.alteration=false"],
+    "private norms and classifiers": [*THREE, "task.private=norms,head"],
+    **{f"{n} frames alone": [*ALONE, f"task.frames=[{n}]"] for n in (4, 8, 16)},
+}
+
+
+def run(root: Path, output: Path, name: str, seed: int) -> None:
+    """Train and test a network, unless its result exists."""
+    folder = output / f"{name.replace(' ', '_')}.{seed}"
+    result = folder.with_name(f"{folder.name}.json")
+    if result.exists():
+        return
+    options = [*COMMON, *NETWORKS[name], f"data.root={root}", f"train.seed={seed}"]
+    ffn("train", CONFIG, *options, f"log.output={folder}")
+    weights = ["--weights", str(folder / "last.pt"), "--output", str(folder / "test")]
+    ffn("test", str(folder / "config.yaml"), *weights, *TESTED)
+    found = load_predictions(next((folder / "test").glob("*.safetensors")))
+    right = [(found.answers(count)[0] == found.label).int().tolist() for count in FRAMES]
+    result.write_text(json.dumps({"options": options, "right": right}))
+
+
+def table(output: Path, name: Path) -> None:
+    """Write the table of the seeds that all networks have, and its numbers."""
+    files = {n: f"{n.replace(' ', '_')}.*.json" for n in NETWORKS}
+    paths = {n: {p.suffixes[-2]: p for p in output.glob(pattern)} for n, pattern in files.items()}
+    seeds = sorted(set.intersection(*map(set, paths.values())))
+    read = {n: [json.loads(own[s].read_text())["right"] for s in seeds] for n, own in paths.items()}
+    right = {n: np.array(values).swapaxes(0, 1) for n, values in read.items()}  # (T, seeds, videos)
+    numbers = {n: [*map(interval, values)] for n, values in right.items()}
+    alone = np.stack([right[f"{n} frames alone"][n - 1] for n in (4, 8, 16)])
+    differences = {n: [*map(interval, right[n][[3, 7, 15]] - alone)] for n in [*NETWORKS][:-3]}
+    lines = ["# Video transformers: private modules", ""]
+    lines += [f"Mean of {len(seeds)} seeds, {alone.shape[2]} videos, top-1 (%).", ""]
+    for head, rows, form in (
+        (["top-1 (%)", *map(str, FRAMES)], numbers, SCORES),
+        (["minus separate networks, points", "4", "8", "16"], differences, POINTS),
+    ):
+        lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for key, row in rows.items():
+            lines.append(f"| {key} | {' | '.join(form.format(*cell) for cell in row)} |")
+        lines.append("")
+    name.with_suffix(".md").write_text("\n".join(lines))
+    name.with_suffix(".json").write_text(json.dumps([numbers, differences], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    command, source, target, *rest = sys.argv[1:]
+    if command == "run":
+        for seed, name in product(map(int, rest or "012"), NETWORKS):
+            run(Path(source).absolute(), Path(target).absolute(), name, seed)
+    else:
+        table(Path(source), Path(target))
