@@ -34,7 +34,7 @@ SENTENCES = ["model.name=tsm_tiny", "data.labels=words", "task.hidden=128", "tas
 SENTENCES += ["data.crop=32", "data.resize=32", "data.scales=[1.0,0.89,0.78]"]
 SENTENCES += ["data.cache_gib=4", "data.test_frames=[38]", "train.batch_size=8"]
 HEAD = ["train.freeze=[backbone]", "optim.lr=3e-3", "train.epochs=10", "train.validate_epochs=10"]
-RECIPE = ["optim.lr=7e-4", "train.epochs=8", "train.validate_epochs=8"]
+RECIPE = ["optim.lr=7e-4", "train.epochs=16", "train.validate_epochs=16"]
 DECODERS = {
     "greedy": ["--frames", *map(str, FRAMES)],
     "beam": ["--frames", *map(str, RATES), "--beams", "20"],
