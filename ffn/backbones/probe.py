@@ -84,4 +84,6 @@ def _maps(backbone: nn.Module, clip: Tensor) -> tuple[Tensor, ...]:
     if features.ndim == 4:  # of an image transformer
         tokens = features[:, :, getattr(backbone.net, "num_prefix_tokens", 0) :]
         return (rearrange(tokens, "b t (h w) c -> b c t h w", h=math.isqrt(tokens.shape[2])),)
+    if getattr(backbone.net, "output_fmt", "") == "NHWC":  # of a Swin transformer
+        return (features.movedim(-1, 1),)
     return (features.transpose(1, 2),)

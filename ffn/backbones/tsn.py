@@ -20,7 +20,7 @@ def tsn_of(
     drop_path: float = 0.0,
     **kwargs: Any,
 ) -> PerFrame:
-    """Any image network of timm, frame by frame.
+    """Any image network of timm, frame by frame; positions of transformers are interpolated.
 
     Args:
         timm_name: as in ``timm.list_models()``; a ``.tag`` chooses among pretrained weights.
@@ -28,16 +28,14 @@ def tsn_of(
         pretrained: start from timm's weights; the classifier is new.
         dropout: probability before the classifier.
         drop_path: stochastic depth rate of the last block.
-        kwargs: further arguments of ``timm.create_model``, as ``img_size`` of a transformer.
+        kwargs: further arguments of ``timm.create_model``.
     """
-    rates = {"drop_path_rate": drop_path} if drop_path else {}
-    net = timm.create_model(
-        timm_name,
-        pretrained=pretrained,
-        num_classes=num_classes,
-        drop_rate=dropout,
-        **rates,
-        **kwargs,
-    )
+    if drop_path:
+        kwargs["drop_path_rate"] = drop_path
+    kwargs |= {"pretrained": pretrained, "num_classes": num_classes, "drop_rate": dropout}
+    try:  # a transformer for frames of any size
+        net = timm.create_model(timm_name, dynamic_img_size=True, **kwargs)
+    except TypeError:
+        net = timm.create_model(timm_name, **kwargs)
     init_classifier(net.get_classifier(), HEAD_STD)
     return PerFrame(net)

@@ -7,21 +7,21 @@ import torch
 
 import ffn
 
-NAMES = {
-    "tsm_tiny": {},
-    "tea_tiny": {},
-    "slowfast_tiny": {},
-    "uniformer_tiny": {},
-    "vit_tiny": {},
-    "tsn.vit_tiny_patch16_224": {"img_size": 32},  # tokens, the first without a place
-    "tsn.convnext_atto": {},
-}
+NAMES = (
+    "tsm_tiny",
+    "tea_tiny",
+    "slowfast_tiny",
+    "uniformer_tiny",
+    "vit_tiny",
+    "tsn.vit_tiny_patch16_224",  # tokens, the first without a place
+    "tsn.convnext_atto",
+)
 
 
 def build(name: str, grid: int = 2) -> torch.nn.Module:
     torch.manual_seed(0)
     head = {"name": "probe", "width": 64, "depth": 1, "grid": grid}
-    network = ffn.create_model(name, num_classes=5, head=head, **NAMES[name]).eval()
+    network = ffn.create_model(name, num_classes=5, head=head).eval()
     for layer in (m for m in network.head.modules() if isinstance(m, torch.nn.Linear)):
         layer.weight.data *= 5  # attention that is not uniform
     return network

@@ -1,8 +1,8 @@
 """A video transformer on generated motions: which modules are private to a frame count.
 
     python -m ffn.datasets.synthetic MOTION --clips-per-class 600 60
-    python experiments/transformers.py run MOTION OUTPUT [SEED …]
-    python experiments/transformers.py table OUTPUT model_zoo/results/transformers
+    python experiments/private_modules.py run MOTION OUTPUT [SEED …]
+    python experiments/private_modules.py table OUTPUT model_zoo/results/private_modules
 
 `run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames. It skips what OUTPUT
 holds. `table` writes NAME.md and NAME.json.
