@@ -10,8 +10,8 @@ prepare grid` have them, and videos of 112 x 80 pixels around the mouth.
 `cut` copies lists and videos, which show the mouth alone. `run` trains a plain network on all words
 of 600 sentences, and from it each network on a kind of word; it tests on 162 other sentences. It
 skips what OUTPUT holds, so it continues after a stop, and writes the answer for each clip into
-OUTPUT/SLOT/NETWORK.SEED.json. `imagenet` does it for digits with tsm_mobilenetv2 from ImageNet
-weights, with seed 0. `table` writes NAME.md, NAME.json and NAME.png.
+OUTPUT/SLOT/NETWORK.SEED.json. `imagenet` does it for digits with tsm_mobilenetv2 from WEIGHTS,
+with seed 0 (docs/words.md). `table` writes NAME.md, NAME.json and NAME.png.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ LABELS = {
     **{f"plain_{n}": f"{n} frames alone" for n in (16, 8, 4, 2)},
 }
 START, RECIPE = ["train.epochs=12"], ["train.epochs=30"]
-IMAGENET = ["data.crop=48", "data.resize=48", "optim.lr=1e-3", "optim.weight_decay=0.05"]
-IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=8"]
+IMAGENET = ["data.crop=48", "data.resize=48", "optim.lr=7e-4", "optim.weight_decay=0.05"]
+IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=8", "train.batch_size=8"]
 WIDTH, HEIGHT = 64, 48  # of the mouth, pixels; GRID's are cut to 112 x 80
 SCORES, POINTS = "{:.1f} [{:.1f}, {:.1f}]", "{:+.1f} [{:+.1f}, {:+.1f}]"
 
@@ -160,16 +160,17 @@ def collect(folder: Path, kind: str) -> dict[str, np.ndarray]:
 def table(output: Path, name: Path) -> None:
     """Write the tables, their numbers, and the figure."""
     lines, numbers = ["# Words of one speaker at 1 to 16 frames", ""], {}
-    slots = [slot for slot in SLOTS if (output / slot).exists()]
-    for slot in slots:
-        ordered = collect(output / slot, "ordered")
+    folders = {slot: output / slot for slot in SLOTS}
+    folders["digit, tsm_mobilenetv2 from ImageNet"] = output / "imagenet/digit"
+    for slot, folder in folders.items():
+        ordered = collect(folder, "ordered")
         one = ordered["any_count"]
         differences = {f"any_count - {n}": one - other for n, other in [*ordered.items()][1:]}
         lines += [f"## {slot}: {one.shape[2]} clips, mean of {one.shape[1]} seeds", ""]
         for title, values, form in (
             ("top-1 (%)", ordered, SCORES),
             ("points", differences, POINTS),
-            ("top-1 (%), shuffled frames", collect(output / slot, "shuffled"), SCORES),
+            ("top-1 (%), shuffled frames", collect(folder, "shuffled"), SCORES),
         ):
             found = {key: [*map(interval, value)] for key, value in values.items()}
             numbers[f"{slot}, {title}"] = found
@@ -178,16 +179,16 @@ def table(output: Path, name: Path) -> None:
             for key, row in found.items():
                 lines.append(f"| {key} | {' | '.join(form.format(*cell) for cell in row)} |")
             lines.append("")
-    draw(numbers, slots, name.with_suffix(".png"))
+    draw(numbers, name.with_suffix(".png"))
     name.with_suffix(".md").write_text("\n".join(lines))
     name.with_suffix(".json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 
-def draw(numbers: dict[str, dict], slots: list[str], path: Path) -> None:
+def draw(numbers: dict[str, dict], path: Path) -> None:
     """Draw the accuracy of the networks against frames, with the interval of the any-count one."""
     shape = {"figsize": (10, 4), "layout": "constrained", "sharey": True, "squeeze": False}
-    figure, [axes] = plt.subplots(1, len(slots), **shape)
-    for slot, axis in zip(slots, axes, strict=True):
+    figure, [axes] = plt.subplots(1, len(SLOTS), **shape)
+    for slot, axis in zip(SLOTS, axes, strict=True):
         for number, (name, label) in enumerate(LABELS.items()):
             mean, low, high = zip(*numbers[f"{slot}, top-1 (%)"][name], strict=True)
             style = {"lw": 2.5, "zorder": 3} if name == "any_count" else {"ls": "--"}
@@ -210,6 +211,6 @@ if __name__ == "__main__":
             run(source, target, slot, name, seed)
     elif command == "imagenet":
         for name in NETWORKS:
-            run(source, target, "digit", name, 0, *rest)
+            run(source, target / "imagenet", "digit", name, 0, *rest)
     else:
         {"cut": cut, "table": table}[command](source, target)
