@@ -55,7 +55,7 @@ LABELS = {
 }
 START, RECIPE = ["train.epochs=12"], ["train.epochs=30"]
 IMAGENET = ["data.crop=48", "data.resize=48", "optim.lr=7e-4", "optim.weight_decay=0.05"]
-IMAGENET += ["model.name=tsm_mobilenetv2", "train.batch_size=8"]
+IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=8", "train.batch_size=8"]
 WIDTH, HEIGHT = 64, 48  # of the mouth, pixels; GRID's are cut to 112 x 80
 SCORES, POINTS = "{:.1f} [{:.1f}, {:.1f}]", "{:+.1f} [{:+.1f}, {:+.1f}]"
 
@@ -120,9 +120,7 @@ def run(root: Path, output: Path, slot: str, name: str, seed: int, weights: str 
     result = folder.with_name(f"{folder.name}.json")
     if result.exists():
         return
-    options = [*RECIPE, *NETWORKS[name], f"train.seed={seed}"]
-    if weights:  # any count: four of seven sub-networks are in a step
-        options += [*IMAGENET, f"train.epochs={16 if name == 'any_count' else 8}"]
+    options = [*RECIPE, *NETWORKS[name], *(IMAGENET if weights else []), f"train.seed={seed}"]
     options += [f"model.weights={weights or all_words(root, output, seed)}"]
     options += write_lists(root, folder.parent, [slot])
     begin = time.time()
