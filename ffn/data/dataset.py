@@ -131,7 +131,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         Raises:
             VideoError: if the video is unreadable and `on_error` is `fail`.
         """
-        (epoch, index, copy), numbers = self._complete(key)
+        (epoch, index, copy), numbers = self.complete_key(key)
         record, message = self.records[index], ""
         try:
             clips, label = self._load(record, (epoch, index, copy), numbers)
@@ -157,12 +157,12 @@ class VideoDataset(Dataset[dict[str, Any]]):
         Raises:
             VideoError: if the video cannot be opened.
         """
-        key, numbers = self._complete(key)
+        key, numbers = self.complete_key(key)
         count, _ = self._open(self.records[key[1]], key[1])
         indices = self._clip_indices(count, numbers, key, self._generator(key))
         return count, {view: indices[number] for view, number in numbers.items()}
 
-    def _complete(self, key: int | tuple) -> tuple[tuple[int, int, int], Mapping[int, int]]:
+    def complete_key(self, key: int | tuple) -> tuple[tuple[int, int, int], Mapping[int, int]]:
         """(epoch, index, copy) and the numbers of frames of a key."""
         epoch, index, *more = key if isinstance(key, tuple) else (0, key)
         copy, numbers = (*more, *(0, self._numbers)[len(more) :])

@@ -267,7 +267,8 @@ def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> 
         return dataset
     options, backbone = config.task, task.model.model.backbone
     views = task.views(options).values() if dataset.train else [dict.fromkeys(dataset.views)]
-    what = config.model.name, options.grid, config.train.precision, hash_of(backbone.state_dict())
+    network = config.model.name, repr(options.trained_frames), options.interpolate, options.grid
+    what = *network, config.train.precision, hash_of(backbone.state_dict())
     return FeatureDataset(
         dataset,
         task.model,

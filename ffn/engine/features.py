@@ -34,7 +34,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     Args:
         dataset: the videos.
         network: has ``forward_features``, on its device.
-        source: what decides the features of a frame: weights and options of the data.
+        source: what decides the features of a clip: weights, sub-networks, options of the data.
         numbers: all numbers of frames of the clips.
         variants: training draws frames and crops anew in so many epochs, then repeats them.
         half: type in which the network runs; None for float32. Features are kept in float16.
@@ -58,18 +58,19 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         classes = dataset.num_classes if has_several_labels(dataset.records) else None
         self._source = source, str(dataset.protocol), drawn, classes
         make_writable(home())
+        with closing(self._open()) as store:
+            store.execute(SCHEMA)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, key: int | tuple) -> dict[str, Any]:
         """A sample as that of the data set, with features (C, T, H, W) in float32 as clips."""
-        (epoch, index, _), numbers = self.dataset._complete(key)
+        (epoch, index, _), numbers = self.dataset.complete_key(key)
         variant = epoch % self.variants if self.dataset.train else 0
         keys = {number: self._key(index, variant, number) for number in numbers.values()}
-        with closing(sqlite3.connect(home() / FILE, timeout=TIMEOUT)) as store, store:
-            store.execute(SCHEMA)
-            query = "SELECT value FROM features WHERE key = ?"
+        query = "SELECT value FROM features WHERE key = ?"
+        with closing(self._open()) as store:
             rows = {n: store.execute(query, [own]).fetchone() for n, own in keys.items()}
         found = {number: load(row[0]) for number, row in rows.items() if row}
         sample = {"index": index, "ok": True, "error": ""}
@@ -79,12 +80,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             label = torch.as_tensor(sample["label"])
             new = {n: {"x": self._run(sample["clips"][n]), "label": label} for n in missing}
             if sample["ok"]:
-                with closing(sqlite3.connect(home() / FILE, timeout=TIMEOUT)) as store, store:
+                with closing(self._open()) as store, store:
                     values = [(keys[number], save(value)) for number, value in new.items()]
                     store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", values)
             found |= new
         clips = {view: found[number]["x"].float() for view, number in numbers.items()}
         return sample | {"clips": clips, "label": next(iter(found.values()))["label"]}
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(home() / FILE, timeout=TIMEOUT)
 
     def _key(self, index: int, variant: int, number: int) -> bytes:
         record, version = self.records[index], None
