@@ -126,12 +126,13 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
     if private == "none":
         return {}
     kinds = {"norms": NORMS, "all": nn.Module}
-    free = [name for name, _ in model.named_modules() if name][:3]
+    names = [name for name, _ in model.named_modules() if name]
     words = [] if callable(private) else private.split(",")
     types = tuple(kinds[word] for word in words if word in kinds)
-    named = {n: w for n, _ in model.named_modules() for w in words if fnmatch.fnmatchcase(n, w)}
-    if idle := {*words} - {*kinds, *named.values()}:
-        raise ValueError(f"{idle.pop()} in private matches none of {', '.join(free)}, …")
+    matching = {w: fnmatch.filter(names, w) for w in words if w not in kinds}
+    if idle := [word for word, found in matching.items() if not found]:
+        raise ValueError(f"{idle[0]} in private matches none of {', '.join(names[:3])}, …")
+    named = {name for found in matching.values() for name in found}
 
     def rule(name: str, module: nn.Module) -> bool:
         return name in named or bool(isinstance(module, types) and module._parameters)

@@ -59,10 +59,9 @@ class Match:
     def __str__(self) -> str:
         lines = [f"matched: {len(self.state)} of {self.total} entries"]
         if self.classes:
-            lines.append(
-                f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
-                "in the model; newly initialized"
-            )
+            theirs, ours = self.classes
+            known = f"{theirs} classes in the weights, {ours} in the model"
+            lines.append(f"classifier: {known if theirs else f'{ours} classes'}; newly initialized")
         return "\n".join([*lines, self.note] if self.note else lines)
 
 

@@ -175,7 +175,7 @@ def test_other_private_modules_and_no_alterations() -> None:
     assert {*flexible.state_dict()} - {*plain.state_dict()} == {
         f"net.fc.{count}.{name}" for count in (2, 4) for name in ("weight", "bias")
     }
-    named = convert(plain, (2, 4), private="net.f?,norms", alter="none").report.private
+    named = convert(plain, (2, 4), private="net.f?,net.fc,norms", alter="none").report.private
     assert {*named} == {*convert(plain, (2, 4)).report.private, "net.fc"}
     norm = nn.BatchNorm2d(3)  # used twice, it stays one
     flexible = convert(nn.Sequential(norm, nn.Conv2d(3, 3, 1), norm), (2, 4), alter="none")
