@@ -26,6 +26,7 @@ _HOMES = {
     "load": "ffn.zoo",
     "nearest": "ffn.core",
     "push_to_hub": "ffn.zoo",
+    "stream": "ffn.export",
     "summary": "ffn.evaluation",
     "unfreeze": "ffn.engine.freezing",
 }

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ffn.backbones.registry import register, register_family
 from ffn.backbones.tsm import tiny_resnet
-from ffn.layers import HEAD_STD, AlterationSite, ClipLength, PerFrame, init_classifier
+from ffn.layers import HEAD_STD, AlterationSite, ClipLength, Past, PerFrame, init_classifier
 
 
 class MotionExcitation(nn.Module):
@@ -28,10 +28,14 @@ class MotionExcitation(nn.Module):
         channels: C.
         length: holds the clip's T; the model sets it.
         reduction: differences are computed on C / reduction channels.
+        causal: scale by the change from the frame before.
     """
 
-    def __init__(self, channels: int, length: ClipLength, reduction: int = 16) -> None:
+    def __init__(
+        self, channels: int, length: ClipLength, reduction: int = 16, *, causal: bool = False
+    ) -> None:
         super().__init__()
+        self.past = Past(length, 1) if causal else None
         squeezed = max(1, channels // reduction)
         self.length = length
         self.conv1 = nn.Conv2d(channels, squeezed, 1, bias=False)
@@ -48,18 +52,25 @@ class MotionExcitation(nn.Module):
         return torch.addcmul(x, x, gate)
 
     def gate(self, x: Tensor) -> Tensor:
-        """Change of the scale, -0.5 to 0.5: (N, C, 1, 1); without motion in the last frame."""
-        squeezed = self.bn1(self.conv1(x))
-        following = self.conv2(squeezed)
+        """Change of the scale, -0.5 to 0.5: (N, C, 1, 1).
 
-        motion = self._by_clip(following) - self._by_clip(squeezed).roll(1, 1)
-        motion = motion.mean((3, 4))  # (B, T, C'), without meaning in the first frame
-        motion = F.pad(motion, (0, 0, 0, 1))[:, 1:].flatten(0, 1)[:, :, None, None]
+        There is no motion in the last frame, or if it is causal, in the first.
+        """
+        squeezed = self.bn1(self.conv1(x))
+        given, following = self._means(squeezed), self._means(self.conv2(squeezed))
+
+        if self.past is None:
+            motion = F.pad(following[:, 1:] - given[:, :-1], (0, 0, 0, 1))
+        else:
+            is_frame = torch.ones_like(given[..., :1])
+            before = self.past(torch.cat([given, is_frame], 2))[:, :-1]
+            motion = (following - before[..., :-1]) * before[..., -1:]
+        motion = motion.flatten(0, 1)[:, :, None, None]
 
         return torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5
 
-    def _by_clip(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, self.length.frames))  # (B, T, C, H, W)
+    def _means(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)).unflatten(0, (-1, self.length.frames))  # (B, T, C)
 
 
 class TemporalConv(nn.Module):
@@ -69,23 +80,28 @@ class TemporalConv(nn.Module):
         channels: C.
         length: holds the clip's T; the model sets it.
         shifted: initialize as a shift of half of the channels each way; else as the identity.
+        causal: over a frame and the two before it.
     """
 
-    def __init__(self, channels: int, length: ClipLength, *, shifted: bool) -> None:
+    def __init__(
+        self, channels: int, length: ClipLength, *, shifted: bool, causal: bool = False
+    ) -> None:
         super().__init__()
-        self.length = length
-        self.conv = _OverTime(channels, channels, 3, padding=1, groups=channels, bias=False)
+        self.length, self.past = length, Past(length, 2) if causal else None
+        pad = 0 if causal else 1
+        self.conv = _OverTime(channels, channels, 3, padding=pad, groups=channels, bias=False)
         half = channels // 2 if shifted else 0
         with torch.no_grad():
             self.conv.weight.zero_()
-            self.conv.weight[:half, 0, 2] = 1  # from the next frame
-            self.conv.weight[half : 2 * half, 0, 0] = 1  # from the previous frame
-            self.conv.weight[2 * half :, 0, 1] = 1
+            self.conv.weight[:half, 0, 2] = 1  # from the next frame; if causal, its own
+            self.conv.weight[half : 2 * half, 0, 1 - pad] = 1  # from the previous frame
+            self.conv.weight[2 * half :, 0, 2 - pad] = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to the same shape."""
-        x = x.unflatten(0, (-1, self.length.frames)).transpose(1, 2)  # (B, C, T, H, W)
-        return self.conv(x).transpose(1, 2).flatten(0, 1)
+        x = x.unflatten(0, (-1, self.length.frames))  # (B, T, C, H, W)
+        x = x if self.past is None else self.past(x)
+        return self.conv(x.transpose(1, 2)).transpose(1, 2).flatten(0, 1)
 
 
 class _OverTime(nn.Conv1d):
@@ -118,19 +134,23 @@ class MotionBlock(Bottle2neck):
         block: the block to replace; its weights are shared, not copied.
         length: holds the clip's T; the model sets it.
         drop_path: stochastic depth rate.
+        causal: read no later frames.
     """
 
-    def __init__(self, block: Bottle2neck, length: ClipLength, drop_path: float = 0.0) -> None:
+    def __init__(
+        self, block: Bottle2neck, length: ClipLength, drop_path: float = 0.0, causal: bool = False
+    ) -> None:
         nn.Module.__init__(self)  # attributes and layers are those of the given block
         self.__dict__.update({k: v for k, v in block.__dict__.items() if not k.startswith("_")})
         for name, child in block.named_children():
             self.add_module(name, child)
         self.drop_path = DropPath(drop_path)  # timm's Res2Net has it since 1.0.31 only
         self.site = AlterationSite(self.conv1.in_channels, optional=True)
-        self.me = MotionExcitation(self.conv1.out_channels, length)
+        self.me = MotionExcitation(self.conv1.out_channels, length, causal=causal)
         last = self.scale - 1
         self.shifts = nn.ModuleList(
-            TemporalConv(self.width, length, shifted=index == last) for index in range(self.scale)
+            TemporalConv(self.width, length, shifted=index == last, causal=causal)
+            for index in range(self.scale)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,12 +182,14 @@ class TEA(PerFrame):
         net: changed in place. Its state-dict keys do not change.
         drop_path: stochastic depth rate of the last block; it grows linearly from 0.
 
+        causal: read no later frames, for streams.
+
     Raises:
         ValueError: ``net`` has no Res2Net block of two scales or more.
     """
 
-    def __init__(self, net: nn.Module, drop_path: float = 0.0) -> None:
-        super().__init__(net)
+    def __init__(self, net: nn.Module, drop_path: float = 0.0, *, causal: bool = False) -> None:
+        super().__init__(net, causal=causal)
         blocks = {name: m for name, m in net.named_modules() if isinstance(m, Bottle2neck)}
         if not blocks or any(block.scale < 2 for block in blocks.values()):
             raise ValueError(
@@ -176,12 +198,12 @@ class TEA(PerFrame):
             )
         for index, (name, block) in enumerate(blocks.items()):
             rate = drop_path * index / max(1, len(blocks) - 1)
-            net.set_submodule(name, MotionBlock(block, self.length, rate))
+            net.set_submodule(name, MotionBlock(block, self.length, rate, causal))
 
 
-def _tea(net: nn.Module, drop_path: float = 0.0) -> TEA:
+def _tea(net: nn.Module, **options: Any) -> TEA:
     init_classifier(net.get_classifier(), HEAD_STD)
-    model = TEA(net, drop_path)
+    model = TEA(net, **options)
     for module in model.modules():
         if isinstance(module, MotionExcitation):
             for conv in (module.conv1, module.conv2, module.conv3):
@@ -197,6 +219,7 @@ def tea_of(
     pretrained: bool = False,
     dropout: float = 0.5,
     drop_path: float = 0.0,
+    causal: bool = False,
     **kwargs: Any,
 ) -> TEA:
     """TEA inside a timm Res2Net, as ``res2net50_26w_4s``; arguments as :func:`tsm_of`.
@@ -206,7 +229,7 @@ def tea_of(
     net = timm.create_model(
         timm_name, pretrained=pretrained, num_classes=num_classes, drop_rate=dropout, **kwargs
     )
-    return _tea(net, drop_path)
+    return _tea(net, drop_path=drop_path, causal=causal)
 
 
 # TEA, table 1; FFN, table 3, trains tea_r50 on Something-Something V1.
@@ -219,7 +242,9 @@ def tea_r50(**kwargs: Any) -> TEA:
 
 
 @register
-def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) -> TEA:
+def tea_tiny(
+    *, num_classes: int = 400, dropout: float = 0.0, width: int = 8, causal: bool = False
+) -> TEA:
     """A TEA for CPUs and small frames (24 to 64 px).
 
     The stages return 4, 8, 16 and 32 times ``width`` channels.
@@ -232,4 +257,4 @@ def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) ->
         base_width=26,
         block_args={"scale": 4},
     )
-    return _tea(net)
+    return _tea(net, causal=causal)

@@ -1,9 +1,9 @@
 """TSM: a temporal shift in the residual blocks of a 2-D CNN (Lin et al., ICCV 2019, 1811.08383).
 
-Offline, bidirectional shift of 1/8 + 1/8 of the channels before the first convolution of every
+Shift of 1/8 + 1/8 of the channels, or of 1/8 from the past, before the first convolution of every
 residual block; logits are averaged over the frames. The networks and their ImageNet weights are
-timm's; `BLOCKS` has the classes of their blocks. Left out: the online form, non-local blocks,
-in-place shift, and shortcuts that are concatenated, as in DenseNet.
+timm's; `BLOCKS` has the classes of their blocks. Left out: non-local blocks, in-place shift, and
+shortcuts that are concatenated, as in DenseNet.
 """
 
 from __future__ import annotations
@@ -59,16 +59,25 @@ class TSM(PerFrame):
             keys do not change.
         shift_divisor: 8 shifts 1/8 of a block's input channels back and 1/8 forth.
         shift_every: 2 shifts in every second block of each stage, starting with the first.
+        causal: shift forth only, for streams (paper, §3.3).
 
     Raises:
         ValueError: ``net`` has no residual block that can shift; see :func:`shiftable_convs`.
     """
 
-    def __init__(self, net: nn.Module, *, shift_divisor: int = 8, shift_every: int = 1) -> None:
-        super().__init__(net)
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        shift_divisor: int = 8,
+        shift_every: int = 1,
+        causal: bool = False,
+    ) -> None:
+        super().__init__(net, causal=causal)
         for name in _every(shiftable_convs(net), shift_every):
             conv = net.get_submodule(name)
-            net.set_submodule(name, ShiftConv2d(conv, self.length, shift_divisor))
+            shifted = ShiftConv2d(conv, self.length, shift_divisor, causal=causal)
+            net.set_submodule(name, shifted)
 
     @property
     def shifted(self) -> tuple[str, ...]:
@@ -123,9 +132,9 @@ def _every(convs: dict[str, str], step: int) -> list[str]:
     return [conv for conv, block in convs.items() if block in chosen]
 
 
-def _tsm(net: nn.Module, shift_every: int = 1) -> TSM:
+def _tsm(net: nn.Module, **options: Any) -> TSM:
     init_classifier(net.get_classifier(), HEAD_STD)
-    return TSM(net, shift_every=shift_every)
+    return TSM(net, **options)
 
 
 @register_family("tsm")
@@ -137,6 +146,7 @@ def tsm_of(
     dropout: float = 0.5,
     drop_path: float = 0.0,
     shift_every: int = 1,
+    causal: bool = False,
     **kwargs: Any,
 ) -> TSM:
     """TSM inside a timm CNN.
@@ -147,7 +157,7 @@ def tsm_of(
         pretrained: start from timm's ImageNet weights; the classifier is new.
         dropout: probability before the classifier (0.5 in the paper's recipes).
         drop_path: stochastic depth rate of the last block; it grows linearly from 0.
-        shift_every: see :class:`TSM`.
+        shift_every, causal: see :class:`TSM`.
         kwargs: further arguments of ``timm.create_model``.
     """
     if drop_path:  # some timm networks do not accept it
@@ -155,7 +165,7 @@ def tsm_of(
     net = timm.create_model(
         timm_name, pretrained=pretrained, num_classes=num_classes, drop_rate=dropout, **kwargs
     )
-    return _tsm(net, shift_every)
+    return _tsm(net, shift_every=shift_every, causal=causal)
 
 
 # TSM, tables 1 and 5; FFN, tables 1 and 3 (R50, and R18 / R101 on Something-Something V1).
@@ -192,12 +202,15 @@ def tsm_mobilenetv2(**kwargs: Any) -> TSM:
 
 
 @register
-def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> TSM:
+def tsm_tiny(
+    *, num_classes: int = 400, dropout: float = 0.0, width: int = 16, causal: bool = False
+) -> TSM:
     """A TSM for CPUs and small frames (32 to 64 px), 0.3 M parameters and 4.4 MMACs per frame.
 
     The stages have 1, 2, 4 and 8 times ``width`` channels.
     """
-    return _tsm(tiny_resnet(BasicBlock, width, num_classes=num_classes, drop_rate=dropout))
+    net = tiny_resnet(BasicBlock, width, num_classes=num_classes, drop_rate=dropout)
+    return _tsm(net, causal=causal)
 
 
 def tiny_resnet(block: type[nn.Module], width: int, **kwargs: Any) -> ResNet:

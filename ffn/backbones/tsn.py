@@ -38,4 +38,4 @@ def tsn_of(
     except TypeError:
         net = timm.create_model(timm_name, **kwargs)
     init_classifier(net.get_classifier(), HEAD_STD)
-    return PerFrame(net)
+    return PerFrame(net, causal=True)

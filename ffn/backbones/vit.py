@@ -9,6 +9,8 @@ Positions are functions of time and place, so T is arbitrary, in one of two form
 - ``rotary`` (V-JEPA 2, 2506.09985) rotates queries and keys by number of tubelet, row and column.
   Longer clips continue the numbers, as in the authors' code: attention depends on differences.
 
+A causal network for streams has rotary positions, and a tubelet attends to itself and those of a
+window before it.
 The blocks are timm's. Private LayerNorms scale the inputs of the linear layers behind them; the
 other linear layers of a block have alteration sites.
 Left out: class tokens, learned positions (InternVideo2) and divided attention (TimeSformer).
@@ -16,20 +18,21 @@ Left out: class tokens, learned positions (InternVideo2) and divided attention (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from einops import rearrange
-from timm.layers import AttentionPoolLatent, trunc_normal_
+from timm.layers import AttentionPoolLatent, apply_rot_embed_cat, trunc_normal_
 from timm.models.eva import EvaBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register
 from ffn.clips import check_sides, varies
-from ffn.layers import AlterationSite, PooledClassifier, check_clip
+from ffn.layers import AlterationSite, Average, ClipLength, Past, PooledClassifier, check_clip
 
 TUBELET = 2  # frames
 BASE = 10000  # of the wavelengths
@@ -61,6 +64,41 @@ class Block(EvaBlock):
         # Where timm has an optional norm.
         self.attn.norm = AlterationSite(dim, -1)
         self.mlp.norm = AlterationSite(self.mlp.fc2.in_features, -1)
+
+
+class CausalAttention(nn.Module):
+    """The attention of a block, to keys and values of tubelets before the clip, too.
+
+    Args:
+        given: the attention to replace; its layers and their names are kept.
+        past: puts them before those of the clip.
+    """
+
+    def __init__(self, given: nn.Module, past: Past) -> None:
+        super().__init__()
+        self.heads, self.past = given.num_heads, past
+        self.qkv, self.norm, self.proj = given.qkv, given.norm, given.proj
+
+    def forward(self, x: Tensor, rope: Tensor, attn_mask: Tensor, **_: Any) -> Tensor:
+        """(B, N, C) to the same shape.
+
+        Args:
+            x: tokens of the clip.
+            rope: positions of the P tokens of tubelets before the clip, and of those of the clip.
+            attn_mask: which tokens read which, (B, 1, N, P + N).
+        """
+        count = x.shape[1]
+        area = (len(rope) - count) // self.past.frames
+        x = self.qkv(x).unflatten(2, (3, self.heads, -1))
+        q, kv = x[:, :, 0].transpose(1, 2), x[:, :, 1:]
+        kv = self.past(kv.unflatten(1, (-1, area))).flatten(1, 2)
+        k, v = kv.permute(2, 0, 3, 1, 4)  # (B, heads, P + N, C / heads)
+
+        q = apply_rot_embed_cat(q, rope[-count:]).type_as(v)
+        k = apply_rot_embed_cat(k, rope).type_as(v)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask)
+
+        return self.proj(self.norm(x.transpose(1, 2).flatten(2)))
 
 
 class AttentivePooler(nn.Module):
@@ -96,13 +134,15 @@ class ViT(PooledClassifier):
         heads: of each attention; divides ``dim``.
         mlp_ratio: hidden channels of an MLP over ``dim``.
         patch: height and width of a tubelet in pixels.
-        positions: "sine" or "rotary".
+        positions: "sine" or "rotary"; default: sine, or rotary if it is causal.
         grid: tubelets in time, rows and columns in training: the span of the sine positions.
         pool: "mean" and a norm; or, after a norm of all tokens, the "first" one or "attention".
         pool_depth: blocks of the attentive pooling.
         eps: of the norms, and of that after the mean.
         dropout: probability before the classifier.
         drop_path: stochastic depth rate of the last block; it grows linearly from 0.
+        causal: tubelets read no later ones, for streams; with rotary positions and the mean.
+        past: number of tubelets before one that it reads, if it is causal.
 
     Raises:
         ValueError: an argument that is not among those allowed.
@@ -119,21 +159,29 @@ class ViT(PooledClassifier):
         heads: int = 12,
         mlp_ratio: float = 4.0,
         patch: int = 16,
-        positions: str = "sine",
+        positions: str | None = None,
         grid: Sequence[int] = (8, 14, 14),
         pool: str = "mean",
         pool_depth: int = 0,
         eps: tuple[float, float] = (1e-6, 1e-6),
         dropout: float = 0.0,
         drop_path: float = 0.0,
+        causal: bool = False,
+        past: int = 7,
     ) -> None:
         super().__init__()
         if dim % (2 * heads):
             raise ValueError(f"heads is {heads}; it must divide {dim} channels into even parts")
+        positions = positions or ("rotary" if causal else "sine")
         if positions not in ("sine", "rotary"):
             raise ValueError(f'positions is "{positions}"; expected "sine" or "rotary"')
         if pool not in ("mean", "first", "attention"):
             raise ValueError(f'pool is "{pool}"; expected "mean", "first" or "attention"')
+        if causal and (positions, pool) != ("rotary", "mean"):
+            raise ValueError(
+                f'causal needs positions="rotary" and pool="mean", not "{positions}" and "{pool}"; '
+                "others depend on the frames to come, or on all before"
+            )
         self.patch, self.positions, self.grid, self.pooling = patch, positions, tuple(grid), pool
         self.head_dim = dim // heads
         size = (TUBELET, patch, patch)
@@ -146,6 +194,13 @@ class ViT(PooledClassifier):
         self.fc_norm = nn.LayerNorm(dim, eps=eps[1]) if is_mean else nn.Identity()
         if pool == "attention":
             self.pooler = AttentivePooler(dim, heads, pool_depth, eps[0])
+        self.causal, self.length = causal, ClipLength()
+        self.average = Average(self.length)
+        if causal:
+            self.frame, self.is_second = Past(self.length, 1), Past(self.length, 1)
+            self.is_tubelet = Past(self.length, past)
+            for one in self.blocks:
+                one.attn = CausalAttention(one.attn, Past(self.length, past))
         self.add_classifier(dim, num_classes, dropout)
         for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
             trunc_normal_(layer.weight, std=0.02)  # as the authors
@@ -172,15 +227,47 @@ class ViT(PooledClassifier):
         x = self.patch_embed(clip)
         shape = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
-        is_rotary = self.positions == "rotary"
-        rope = rotary_positions(shape, self.head_dim, x.device) if is_rotary else None
-        if not is_rotary:
+        options: dict[str, Tensor] = {}
+        if self.positions == "rotary":
+            past = self.is_tubelet.frames if self.causal else 0
+            options["rope"] = rotary_positions(shape, self.head_dim, x.device, past)
+        else:
             x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
+        if self.causal:
+            options["attn_mask"] = self._mask(x, shape)
 
         for block in self.blocks:
-            x = block(x, rope=rope)
+            x = block(x, **options)
 
         return self.norm(x).transpose(1, 2).unflatten(2, shape)
+
+    def _mask(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """Which tokens read which, of the past and the clip: (B, 1, N, P + N)."""
+        past, (steps, *area) = self.is_tubelet.frames, shape
+        is_there = self.is_tubelet(x.new_ones(x.shape[0], steps)) > 0  # (B, past + T)
+        ages = [torch.arange(size, device=x.device) for size in (steps, past + steps)]
+        age = ages[0][:, None] + past - ages[1]
+        mask = (age >= 0) & (age <= past) & is_there[:, None]
+        tokens = math.prod(area)
+        return mask.repeat_interleave(tokens, 1).repeat_interleave(tokens, 2)[:, None]
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips (B, C, T, H, W) of any T, or the next frame of streams: logits (B, K)."""
+        stream = self.length.stream
+        if stream is None:
+            return super().forward(clip)
+        # A frame that is the first of a tubelet is repeated, and forgotten but for the second.
+        frames = self.frame(clip.transpose(1, 2))  # (B, 2, C, H, W)
+        is_second = stream.get(self.is_second, clip.new_zeros(clip.shape[0], 1)) > 0
+        frames = torch.where(is_second[..., None, None, None], frames, frames[:, 1:])
+        kept = dict(stream)
+        logits = super().forward(frames.transpose(1, 2))
+        for module, state in [*stream.items()]:
+            is_new = is_second.view(-1, *[1] * (state.ndim - 1))
+            before = kept.get(module, torch.zeros_like(state))
+            stream[module] = torch.where(is_new, state, before)
+        stream[self.frame], stream[self.is_second] = kept[self.frame], (~is_second).to(clip.dtype)
+        return logits
 
     def pool(self, features: Tensor) -> Tensor:
         """The classifier's input (B, C) of tokens (B, C, T, H, W)."""
@@ -188,7 +275,8 @@ class ViT(PooledClassifier):
             return features[:, :, 0, 0, 0]
         if self.pooling == "attention":
             return self.pooler(features.flatten(2).transpose(1, 2))
-        return self.fc_norm(features.mean((2, 3, 4)))
+        means = features.mean((3, 4)).transpose(1, 2)  # (B, T, C)
+        return self.fc_norm(self.average(means).to(features.dtype))
 
     def frame_features(self, features: Tensor) -> Tensor:
         """Averages over space alone (B, ceil(T / 2), C), after a norm."""
@@ -237,24 +325,33 @@ def sine_positions(
     return x.flatten(0, 1)
 
 
-def rotary_positions(shape: Sequence[int], head_dim: int, device: torch.device) -> Tensor:
+def rotary_positions(
+    shape: Sequence[int], head_dim: int, device: torch.device, past: int = 0
+) -> Tensor:
     """Sines and cosines (T * H * W, 2 * head_dim) that rotate queries and keys.
 
     Equal parts of a head's channels are for tubelet, row and column; the rest is not rotated.
 
     As in V-JEPA 2, the channels of a pair are neighbors, but the frequencies of a part are in a
-    row, twice: the two channels have different angles.
+    row, twice: the two channels have different angles. With a past, they have the same one, and
+    attention depends on differences of positions alone.
 
     Args:
         shape: tubelets in time, rows, columns.
         head_dim: channels of a head.
         device: of the result.
+        past: tubelets before the first, whose positions come before.
     """
     pairs = head_dim // 6
-    axes = [torch.arange(size, device=device, dtype=torch.float32) for size in shape]
+    starts = (-past, 0, 0)
+    axes = [
+        torch.arange(start, size, device=device, dtype=torch.float32)
+        for start, size in zip(starts, shape, strict=True)
+    ]
     place = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)  # (N, 3)
     rate = BASE ** (-torch.arange(pairs, device=device) / pairs)
-    angle = place[..., None] * rate.repeat(2)  # (N, 3, 2 * pairs)
+    rates = rate.repeat_interleave(2) if past else rate.repeat(2)
+    angle = place[..., None] * rates  # (N, 3, 2 * pairs)
     angle = F.pad(angle.flatten(1), (0, head_dim - 6 * pairs))
     return torch.cat([angle.sin(), angle.cos()], 1)
 

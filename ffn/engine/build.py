@@ -218,7 +218,7 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         "classes": list(splits.classes),
         "multi_label": splits.multi_label,
         "labels": config.data.labels if config.data.labels not in ("single", "multi") else "",
-        "model_args": TASKS[config.task.name].model_args(config.task),
+        "model_args": build_network.model_args(config),
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),
         "config": config.model_dump(),

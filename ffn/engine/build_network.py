@@ -42,6 +42,12 @@ def conversion_of(config: Config) -> dict[str, Any] | None:
     return conversion
 
 
+def model_args(config: Config) -> dict[str, Any]:
+    """Further arguments of :func:`ffn.create_model`, which checkpoints store."""
+    causal = {"causal": True} if config.model.causal else {}
+    return {**causal, **TASKS[config.task.name].model_args(config.task)}
+
+
 def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -> nn.Module:
     """The network, frame-flexible if the task is; convolutions in channels-last layout.
 
@@ -55,7 +61,7 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
         pretrained=pretrained,
         dropout=options.dropout,
         **({"drop_path": options.drop_path} if options.drop_path else {}),
-        **TASKS[config.task.name].model_args(config.task),
+        **model_args(config),
     )
     if conversion is not None:
         try:

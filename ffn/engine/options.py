@@ -38,6 +38,8 @@ class ModelConfig(Section):
     """Dropout before the classifier."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     """Stochastic depth of the last block; earlier blocks have less."""
+    causal: bool = False
+    """No frame reads later ones, for streams: TSM, TEA and ViT."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:

@@ -11,6 +11,8 @@ from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
 from ffn.export.runner import InferenceRunner
 from ffn.export.runtimes import RUNTIMES
+from ffn.export.step import export_step
+from ffn.export.streams import Stream, stream
 
 __all__ = [
     "RUNTIMES",
@@ -21,10 +23,13 @@ __all__ = [
     "FusionReport",
     "InferenceRunner",
     "Int8Report",
+    "Stream",
     "export",
     "export_all",
+    "export_step",
     "fuse",
     "register_format",
+    "stream",
 ]
 
 
@@ -32,7 +37,8 @@ class _CallablePackage(ModuleType):
     """This package: ``ffn.export(...)`` is `export`, as ``ffn.export`` cannot name both."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> ExportReport:
-        return export(*args, **kwargs)
+        is_stream = bool(args) and isinstance(args[0], Stream)
+        return (export_step if is_stream else export)(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -110,6 +110,7 @@ class DeployedNetwork(nn.Module):
         self.least_frames = 1  # of a clip, if T may vary
         self.input_name = "frames" if preprocess else "clip"
         self.output_name = "probabilities" if probabilities else "logits"
+        self.input_names, self.output_names = [self.input_name], [self.output_name]
         self._labels = label_kind(record.get("multi_label", False))
         self.metadata = self._describe(record, active)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnx import ModelProto
 
-Run = Callable[[Tensor], Tensor]
+Run = Callable[..., Any]  # clip in, logits out; of a step, tuples
 Format = Callable[[DeployedNetwork, Tensor, IO[bytes]], Run]
 
 NAMES = {"torch": "pt2", "aotinductor": "aoti.pt2"}  # of formats, besides their suffixes
@@ -94,7 +94,7 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*_flat_weights")  # of torch's GRU
             program = torch.export.export(
-                network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
+                network, _as_tuple(clip), dynamic_shapes=network.dynamic_shapes, strict=False
             )
     except Exception as error:  # of many kinds
         remedy = "; export it for one T" if network.any_frames else ""
@@ -109,6 +109,10 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
     return program
+
+
+def _as_tuple(x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
 
 
 def _least_frames(program: torch.export.ExportedProgram, network: DeployedNetwork) -> int:
@@ -142,7 +146,8 @@ def pt2(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
     program = trace(network, clip)  # completes the metadata
     # torch.export.save stores the example clips, which a program does not use: one zero, expanded
     # to their shape, takes the place of 10 MB.
-    program.example_inputs = (clip.new_zeros(()).expand(clip.shape),), {}
+    examples = (x.new_zeros(()).expand(x.shape) for x in _as_tuple(clip))
+    program.example_inputs = (*examples,), {}
     metadata = json.dumps(network.metadata)
     with warnings.catch_warnings():  # of weights in the channels-last layout; the file is compared
         warnings.filterwarnings("ignore", message="No complete tensor found")
@@ -202,8 +207,8 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
                 dynamo=True,
                 verbose=False,
                 optimize=network.fold_norms,
-                input_names=[network.input_name],
-                output_names=[network.output_name],
+                input_names=network.input_names,
+                output_names=network.output_names,
             )
             if not network.fold_norms:
                 _simplify(exported.model)
@@ -253,10 +258,12 @@ def open_session(model: ModelProto) -> Run:
     session = runtime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    name = session.get_inputs()[0].name
+    names = [given.name for given in session.get_inputs()]
 
-    def run(clip: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: clip.numpy()})[0])
+    def run(*given: Tensor) -> Tensor | tuple[Tensor, ...]:
+        values = {name: x.numpy() for name, x in zip(names, given, strict=True)}
+        found = [torch.from_numpy(x) for x in session.run(None, values)]
+        return found[0] if len(found) == 1 else tuple(found)
 
     return run
 

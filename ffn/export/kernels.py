@@ -8,9 +8,11 @@ outputs are those of the given network up to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ffn.core.convert import replace_all
 
@@ -84,7 +86,16 @@ def choose_kernels(network: nn.Module) -> None:
             # Dilation does not change a kernel of one pixel. Without it, torch runs its slow
             # kernel for one thread and fewer than 16 images (ATen/native/Convolution.cpp).
             module.dilation = (2, 2)
+            if (module.stride, module.padding, module.groups) == ((1, 1), (0, 0), 1):
+                module._conv_forward = partial(_pointwise, module)
     replace_all(network, {id(conv): InFloat32(conv) for conv in left})
+
+
+def _pointwise(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution of kernel 1; that of a single image is faster as a product of matrices."""
+    if torch.compiler.is_compiling() or len(x) > 1:
+        return type(conv)._conv_forward(conv, x, weight, bias)
+    return F.linear(x.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
 
 
 def channels_last(network: nn.Module) -> nn.Module:

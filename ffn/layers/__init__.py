@@ -9,16 +9,20 @@ The letters in shape comments, everywhere in ffn::
 from ffn.clips import check_clip
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.classifier import PooledClassifier, init_classifier, resample
-from ffn.layers.per_frame import HEAD_STD, ClipLength, PerFrame
+from ffn.layers.per_frame import HEAD_STD, PerFrame
+from ffn.layers.streaming import Average, ClipLength, Past, StreamState
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
 __all__ = [
     "HEAD_STD",
     "AlterationSite",
+    "Average",
     "ClipLength",
+    "Past",
     "PerFrame",
     "PooledClassifier",
     "ShiftConv2d",
+    "StreamState",
     "check_clip",
     "init_classifier",
     "resample",

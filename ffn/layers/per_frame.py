@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,27 +12,10 @@ from torch.utils._pytree import tree_map
 
 from ffn.clips import check_clip
 from ffn.layers.classifier import check_resettable, init_classifier
+from ffn.layers.streaming import Average, ClipLength
 from ffn.recomputation import run_restorably
 
 HEAD_STD = 1e-3  # of a new classifier: logits start close to zero, as TSM's and TEA's reference
-
-
-class ClipLength(threading.local):
-    """The number of frames T of the clip that a thread runs through a network.
-
-    A 2-D network processes B * T images, without T. :class:`PerFrame` sets T here for the layers
-    that mix frames. Each thread has its own value, so threads may run clips of other lengths.
-    """
-
-    frames: int | None = None
-
-    def __deepcopy__(self, memo: dict) -> ClipLength:
-        # A copied layer must read the value that its model sets. A copied model may share it too:
-        # every forward sets it before reading it, and each thread has its own value.
-        return self
-
-    def __reduce__(self) -> tuple[type[ClipLength], tuple[()]]:
-        return ClipLength, ()  # a pickle has no value; within one, all layers share a new object
 
 
 class PerFrame(nn.Module):
@@ -44,12 +26,14 @@ class PerFrame(nn.Module):
     Args:
         net: maps images (N, C, H, W) to logits (N, K). Layers that mix frames read T from
             ``length`` of this module.
+        causal: they read no later frames, so that the network runs streams (:class:`ffn.Stream`).
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, *, causal: bool = False) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.causal = net, causal
         self.length = ClipLength()
+        self.average = Average(self.length)
         convs = (m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
         self.in_channels = next(convs, None)  # of the stem, for messages
 
@@ -67,7 +51,7 @@ class PerFrame(nn.Module):
             ValueError: the clip does not have five dimensions, T is 0, T and C are swapped, or the
                 network returns an object of another kind.
         """
-        return tree_map(lambda x: x if x is None else x.mean(1), self._run(self.net, clip))
+        return tree_map(lambda x: x if x is None else self.average(x), self._run(self.net, clip))
 
     def forward_features(self, clip: Tensor) -> Tensor:
         """The last feature maps: those of timm's ``forward_features``, for each frame.

@@ -40,6 +40,23 @@ def test_equals_the_loop() -> None:
         assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_causal(layout: torch.memory_format) -> None:
+    x = torch.randn(6, 16, 3, 2).to(memory_format=layout)
+    expected = x.unflatten(0, (2, 3)).clone()
+    expected[:, 1:, :2] = expected[:, :-1, :2].clone()
+    expected[:, 0, :2] = 0
+
+    class Shift(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return temporal_shift(x, 3, causal=True)
+
+    for shift in (Shift(), torch.export.export(Shift(), (x,)).module()):
+        assert torch.equal(shift(x), expected.flatten(0, 1))
+    x = x.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, 3, causal=True), x)
+
+
 def test_the_exported_form_takes_any_batch() -> None:
     class Shift(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,172 @@
+"""Streams against the causal network for whole clips, and averages against their formula."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from export_helpers import randomize
+from torch import Tensor, nn
+
+import ffn
+from ffn.core import FrameFlexible, PrivateModules
+from ffn.engine import build_network
+from ffn.engine.config import load_config
+
+FAMILIES = ["tsm_tiny", "tea_tiny", "vit_tiny"]
+COUNTS = (4, 8, 16)
+
+
+def causal(name: str = "tsm_tiny", **options: object) -> FrameFlexible:
+    torch.manual_seed(0)
+    plain = ffn.create_model(name, num_classes=5, causal=True)
+    return randomize(ffn.convert(plain, COUNTS, **options))
+
+
+def video(frames: int = 11) -> Tensor:
+    return torch.randn(2, 3, frames, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def run(stream: ffn.export.Stream, clip: Tensor) -> Tensor:
+    return torch.stack([stream.step(frame) for frame in clip.unbind(2)])
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_equals_the_clip_of_all_frames_so_far(name: str, stride: int) -> None:
+    model, clip = causal(name), video(19)  # longer than the attention of vit_tiny
+    expected = [model(clip[:, :, : n + 1], active=16 // stride) for n in range(19)]
+    assert difference(run(ffn.stream(model, stride=stride), clip), torch.stack(expected)) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_bf16(name: str) -> None:
+    model, clip = causal(name), video()
+    expected = torch.stack([model(clip[:, :, : n + 1], active=16) for n in range(11)])
+    assert difference(run(ffn.stream(model, precision="bf16"), clip), expected) < 0.1
+
+
+@torch.no_grad()
+def test_image_networks_read_one_frame() -> None:
+    model, clip = ffn.create_model("tsn.resnet18", num_classes=5).eval(), video(3)
+    assert difference(run(ffn.stream(model), clip)[2], model(clip)) < 1e-5
+
+
+class NormOfFrame(nn.Module):
+    """The private norm of each frame's own count, for one clip."""
+
+    def __init__(self, norms: PrivateModules, counts: list[int]) -> None:
+        super().__init__()
+        self.norms, self.counts = norms, counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = zip(self.counts, x.split(1), strict=False)
+        return torch.cat([self.norms[str(count)](row) for count, row in rows])
+
+
+@torch.no_grad()
+def test_another_stride_reads_what_the_one_before_kept() -> None:
+    model, clip = causal(alter="none"), video()[:1]
+    strides = [1, 1, 1, 2, 2, 4, 4, 1, 1, 2, 1]
+    stream, found = ffn.stream(model), []
+    for stride, frame in zip(strides, clip.unbind(2), strict=True):
+        stream.stride = stride
+        found.append(stream.step(frame))
+
+    for name, module in [*model.model.named_modules()]:
+        if isinstance(module, PrivateModules):
+            norms = NormOfFrame(module, [16 // stride for stride in strides])
+            model.model.set_submodule(name, norms)
+    logits = model.model._run(model.model.net, clip)[0]  # of each frame
+    weights = torch.tensor(strides)[:, None]
+    expected = (logits * weights).cumsum(0) / weights.cumsum(0)
+    assert difference(torch.stack(found)[:, 0], expected) < 1e-5
+
+
+@torch.no_grad()
+def test_window_forgets() -> None:
+    model, clip = causal(), video()
+    model.activate(16)
+    logits = model.model._run(model.model.net, clip).unbind(1)
+    found = run(ffn.stream(model, window=4), clip)
+    mean = torch.zeros(2, 5)
+    for n, x in enumerate(logits, 1):
+        mean += (x - mean) / min(n, 4)
+        assert difference(found[n - 1], mean) < 1e-5
+
+
+def test_threads_copies_and_saved_states() -> None:
+    model, clips = causal("tea_tiny"), [video()[:, :, start:] for start in range(5)] * 2
+    first = ffn.stream(model)
+    expected = [run(first.copy(), clip) for clip in clips]
+    with ThreadPoolExecutor(10) as pool:
+        found = [*pool.map(lambda clip: run(first.copy(), clip), clips)]
+    assert all(map(torch.equal, found, expected))
+
+    run(first, video()[:, :, :4])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    other, rest = ffn.stream(model), video()[:, :, 4:]
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(run(other, rest), run(first.copy(), rest))
+    first.reset(1)  # the other stream of the batch goes on
+    again = run(first, rest)
+    assert difference(again[:, 0], expected[0][4:, 0]) < 1e-5
+    assert difference(again[:, 1], run(ffn.stream(model), rest)[:, 1]) < 1e-5
+    with pytest.raises(ValueError, match="the state has 21 entries"):
+        ffn.stream(causal()).load_state_dict(first.state_dict())
+
+
+def test_bad_input() -> None:
+    model = causal()
+    with pytest.raises(ValueError, match=r"SlowFast reads frames to come.*model\.causal=true"):
+        ffn.stream(ffn.create_model("slowfast_tiny").eval())
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        ffn.stream(ffn.create_model("tsm_tiny", causal=True))
+    with pytest.raises(ValueError, match="stride is 3; expected 1, 2, 4"):
+        ffn.stream(model, stride=3)
+    for options in ({"window": 0}, {"precision": "fp8"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
+            ffn.stream(model, **options)
+    stream = ffn.stream(model)
+    stream.step(video()[0, :, 0])
+    for frame in (torch.zeros(3, 40, 40), torch.zeros(2, 3, 32, 32)):
+        with pytest.raises(ValueError, match="earlier ones were not; call reset"):
+            stream.step(frame)
+    with pytest.raises(ValueError, match=r"expected \(C, H, W\)"):
+        stream.step(video())
+    with pytest.raises(ValueError, match='causal needs positions="rotary"'):
+        ffn.create_model("vit_tiny", causal=True, positions="sine")
+
+
+def test_option_of_a_training() -> None:
+    config = load_config(None, ["model.name=tsm_tiny", "model.causal=true"])
+    assert build_network.build_model(config, 3).model.causal
+    assert build_network.model_args(config) == {"causal": True}
+
+
+@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [FAMILIES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES[1:])]
+)
+def test_exported_step(tmp_path: Path, name: str, suffix: str) -> None:
+    stream = ffn.stream(causal(name), stride=2, window=4)
+    report = ffn.export(stream, tmp_path / f"step.{suffix}", size=32)  # compares
+    assert report.metadata["sub_network"] == 8
+    state = report.metadata["stream"]["state"]
+    stream.step(video()[:, :, 0])
+    assert {n: x[1:] for n, x in state.items()} == {
+        name: list(x.shape[1:]) for name, x in stream.state_dict().items()
+    }
+    with pytest.raises(FileExistsError):
+        ffn.export(stream, tmp_path / f"step.{suffix}", size=32)
