@@ -28,6 +28,7 @@ class Network:
     preprocessing = Preprocessing(crop=2, resize=2)
     record = SimpleNamespace(multi_label=False)
     classes = ("bright", "dark")
+    is_causal = False
 
     def __init__(
         self,

@@ -43,7 +43,8 @@ def save_network(
         more: of the record.
     """
     torch.manual_seed(0)
-    model = ffn.convert(create_model("tsm_tiny", num_classes=3), ranges).eval()
+    plain = create_model("tsm_tiny", num_classes=3, **more.get("model_args", {}))
+    model = ffn.convert(plain, ranges).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(spread * torch.randn_like(parameter))

@@ -87,7 +87,7 @@ def live(
 ) -> None:
     """Label a camera, a stream at an address, or a video file as if it were live.
 
-    The number of frames follows the load of the machine.
+    The number of frames follows the load of the machine; of a causal network, the frames it skips.
 
     Args:
         source: A camera, as 0 or /dev/video0; an address, as rtsp://host/stream; a video file or a

@@ -21,12 +21,15 @@ class Stream:
     """A stream, or a batch of them, and the network that classifies it; see :func:`stream`.
 
     One thread at a time may call it. Copies share the network, and may run in other threads.
+
+    Attributes:
+        window: frames after which the average over time forgets older ones; None: never.
     """
 
     def __init__(
         self, model: nn.Module, stride: int, window: int | None, precision: str = "fp32"
     ) -> None:
-        self._model, self._precision, self._window = model, precision, window
+        self._model, self._precision, self.window = model, precision, window
         self._networks: dict[int | None, nn.Module] = {}
         self._lock = threading.Lock()
         self._state: dict[str, Tensor] = {}
@@ -57,11 +60,6 @@ class Stream:
         self._stride = value
 
     @property
-    def window(self) -> int | None:
-        """Frames after which the average over time forgets older ones."""
-        return self._window
-
-    @property
     def record(self) -> Any:
         """Of the weights, of a network from :func:`ffn.load`; else None."""
         return getattr(self._model, "record", None)
@@ -83,7 +81,7 @@ class Stream:
         clip = (frame if frame.ndim == 4 else frame[None])[:, :, None]
         network = self.network()
         kept = {name: module for name, module in network.named_modules() if is_kept(module)}
-        state = StreamState(self.stride, self._window)
+        state = StreamState(self.stride, self.window)
         state.update({kept[name]: value for name, value in self._state.items()})
         network.length.stream = state
         try:
@@ -108,7 +106,7 @@ class Stream:
 
     def copy(self) -> Stream:
         """A stream that goes on from here, apart from this one."""
-        other = Stream(self._model, self.stride, self._window, self._precision)
+        other = Stream(self._model, self.stride, self.window, self._precision)
         other._networks, other._lock = self._networks, self._lock
         other._state = dict(self._state)
         return other

@@ -106,6 +106,16 @@ class Predictor:
                 self._runner(torch.zeros(1, 3, count, size, size, device=self.device))
 
     @property
+    def is_causal(self) -> bool:
+        """Whether :func:`ffn.stream` runs the network frame by frame."""
+        return getattr(getattr(self.model, "model", self.model), "causal", False)
+
+    @property
+    def stream_precision(self) -> str:
+        """Of a stream: bf16, if that was chosen, or fp32."""
+        return "bf16" if self._runner.precision == "bf16" else "fp32"
+
+    @property
     def network(self) -> str:
         """How the network runs, e.g. "torch, bf16"; "auto" until the first video."""
         return str(self._runner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from ffn.serve.choose_frames import Always
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
 from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
+from ffn.serve.live.steps import Steps
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class LivePredictor:
     (:class:`ffn.serve.live.rules.LoadControl`); if the smallest is too slow, answers are skipped.
     Memory and latency are bounded in both cases.
 
+    Each frame runs once through a causal network (:func:`ffn.stream`). Its answer is about all
+    frames of the stream, of which those before the window count less and less. In place of a
+    smaller number of frames, the stride rises; answers are not skipped, but frames dropped.
+
     Iterating can be done once. The thread ends with it, also by ``break`` or Ctrl-C; or call
     :meth:`close`.
 
@@ -121,17 +127,27 @@ class LivePredictor:
         for name, value in {"smooth": smooth, "margin": margin}.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number of 0 or more")
-        if frames is not None:
-            predictor.reader(frames)  # checks it
         self._predictor = predictor
-        self._counts = handful(predictor.counts) if frames is None else [frames]
+        self._steps = Steps(predictor) if predictor.is_causal else None
+        counts = predictor.counts if self._steps is None else self._steps.counts
+        if self._steps is None and frames is not None:
+            predictor.reader(frames)  # checks it
+        elif frames not in (None, *counts):
+            raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
+        self._counts = handful(counts) if frames is None else [frames]
+        self._stride = 1 if self._steps is None else self._steps.stride(self._counts[-1])
         self._why = "the largest count" if frames is None else ""
         self._source, self._on_event = open_source(source), on_event
         self._pace = pace or Pace()
         self._changed = self._pace.changed
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
-        self._newest, self._step = Window(window, step), step
+        self._newest, self._step, self._seconds = Window(window, step), step, window
+        self._pending: deque[Frame] = deque()  # for a causal network
+        # The newest frame that was kept, the newest that was read, the first after a break.
+        self._taken: Frame | None = None
+        self._last_read: Frame | None = None
+        self._began: Frame | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
         self._error: BaseException | None = None
@@ -154,8 +170,9 @@ class LivePredictor:
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
         try:
-            while (window := self._next_window()) is not None:
-                yield self._answer(window, control)
+            while (news := self._next()) is not None:
+                if (answer := self._answer(*news, control)) is not None:
+                    yield answer
         finally:
             self.close()
 
@@ -190,10 +207,14 @@ class LivePredictor:
             with self._changed:
                 self._dropped, self._late = self._dropped + 1, True
             return
+        is_new_part = arrival.is_new_part or self._taken is None
+        if not is_new_part and number - self._taken.number < self._stride:
+            return
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        frame = Frame(number, arrival.time, arrival.captured, pixels)
+        of = (number, arrival.time, arrival.captured, pixels, self._stride, is_new_part)
+        self._taken = frame = Frame(*of)
         with self._changed:
             if arrival.is_new_part:
                 self._newest.clear()
@@ -201,28 +222,37 @@ class LivePredictor:
                 self._skipped += self._due is not None
                 self._due = list(self._newest.frames)
                 self._changed.notify_all()
+            if self._steps is not None:
+                self._pending.append(frame)
+                oldest = self._pace.now() - MAX_LAG
+                while len(self._pending) > 1 and self._pending[0].captured < oldest:
+                    self._pending.popleft()
+                    self._dropped, self._late = self._dropped + 1, True
+                self._changed.notify_all()
 
     # The thread that iterates.
 
-    def _next_window(self) -> list[Frame] | None:
-        """The frames of the next answer; None at the end."""
+    def _next(self) -> tuple[list[Frame], list[Frame] | None] | None:
+        """Frames to read, and those of the answer that is due, if one is; None at the end."""
         while True:
             with self._changed:
                 self._pace.wait(self._has_news)
                 events, self._pace.events = self._pace.events, []
                 window = None if self._pace.closed else self._take_window()
-                is_over = self._pace.closed or (self._ended and window is None)
+                frames = [] if self._pace.closed else self._take_pending(window)
+                is_over = self._pace.closed or (self._ended and not frames and window is None)
             for event in events:
                 self._on_event(event)
-            if window is not None:
-                return window
+            if frames or window is not None:
+                return frames, window
             if is_over:
                 if self._error is not None and not self._pace.closed:
                     raise self._error
                 return None
 
     def _has_news(self) -> bool:
-        return bool(self._due or self._pace.events or self._ended or self._pace.closed)
+        due = self._due or self._pending
+        return bool(due or self._pace.events or self._ended or self._pace.closed)
 
     def _take_window(self) -> list[Frame] | None:
         """The frames of the last answer that fell due; or the last ones of a source's end."""
@@ -234,15 +264,33 @@ class LivePredictor:
         self._answered = window[-1].number
         return window
 
-    def _answer(self, window: Sequence[Frame], control: LoadControl) -> LiveAnswer:
-        started = self._pace.now()
-        prediction = self._predictor.predict([self._clip(window, control.count, control.why)])[0]
+    def _take_pending(self, window: Sequence[Frame] | None) -> list[Frame]:
+        """Frames for a causal network, up to that of the answer that is due."""
+        last = window[-1].number if window else math.inf
+        frames: list[Frame] = []
+        while self._pending and self._pending[0].number <= last:
+            frames.append(self._pending.popleft())
+        return frames
+
+    def _answer(
+        self, frames: Sequence[Frame], window: Sequence[Frame] | None, control: LoadControl
+    ) -> LiveAnswer | None:
+        started, why = self._pace.now(), control.why
+        if self._steps is None:
+            prediction = self._predictor.predict([self._clip(window, control.count, why)])[0]
+        else:
+            if frames:
+                self._read_frames(frames, control)
+            if not window:
+                return None
+            seconds = self._pace.now() - started
+            prediction = self._steps.answer(window, self._source.name, why, seconds)
         changed = self._labels.update(prediction.probabilities, window[-1].time)
         finished = self._pace.now()
+        if self._steps is None:
+            self._control(control, finished - started, self._interval(window))
         with self._changed:
-            late, self._late = self._late, False
             counts = (self._received, self._dropped, self._skipped)
-        control.update(finished - started, self._interval(window), finished, late=late)
         return LiveAnswer(
             prediction,
             self._labels.probabilities,
@@ -252,6 +300,24 @@ class LivePredictor:
             1000 * (finished - window[-1].captured),
             *counts,
         )
+
+    def _read_frames(self, frames: Sequence[Frame], control: LoadControl) -> None:
+        """Run a causal network over the next frames."""
+        started, last = self._pace.now(), frames[-1]
+        before = self._last_read or frames[0]
+        self._began = next((f for f in reversed(frames) if f.is_new_part), self._began)
+        passed, count = last.time - self._began.time, last.number - self._began.number
+        self._steps.run(frames, self._seconds * count / passed if passed else 1)
+        self._last_read = last
+        if count:
+            seconds = (self._pace.now() - started) / max(1, last.number - before.number)
+            self._control(control, seconds, (last.captured - self._began.captured) / count)
+            self._stride = self._steps.stride(control.count)
+
+    def _control(self, control: LoadControl, seconds: float, interval: float) -> None:
+        with self._changed:
+            late, self._late = self._late, False
+        control.update(seconds, interval, self._pace.now(), late=late)
 
     def _interval(self, window: Sequence[Frame]) -> float:
         """Seconds of the clock until the next answer is due, at the rate of some frames."""
@@ -272,7 +338,10 @@ class LivePredictor:
         return replace(clip, pixels=pixels, indices=numbers, start=start, end=end)
 
     def _measure(self) -> dict[int, float]:
-        """Seconds of an answer by count; the first run of each builds its network."""
+        """Seconds of an answer, or a frame, by count; the first run of each builds its network."""
+        if self._steps is not None:
+            found = self._steps.measure(self._pace.now)
+            return {count: found[count] for count in self._counts}
         size, seconds = self._predictor.preprocessing.crop, {}
         for count in self._counts:
             pixels = torch.zeros(3, count, size, size, dtype=torch.uint8)

@@ -26,12 +26,16 @@ class Frame:
         time: In the stream, seconds after its first frame.
         captured: Time of the clock when it was captured.
         pixels: uint8 RGB (C, H, W), after the preprocessing of the network.
+        stride: frames of the stream that it stands for.
+        is_new_part: it comes after an interruption.
     """
 
     number: int
     time: float
     captured: float
     pixels: Tensor
+    stride: int = 1
+    is_new_part: bool = False
 
 
 class Window:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from live_network import Network, camera
-from serve_files import write_video
+from serve_files import save_network, write_video
 from simulated_clock import SimulatedClock
 
 from ffn.data import VideoError
-from ffn.serve import LivePredictor, open_source
+from ffn.export import Stream
+from ffn.serve import LivePredictor, Predictor, open_source
 
 
 def threads() -> list[str]:
@@ -60,6 +61,44 @@ def test_ten_minutes_with_a_load_in_the_middle() -> None:
     assert (last.received, last.dropped) == (3000, 0)
     assert last.skipped <= 3
     assert len(answers) + last.skipped == pytest.approx(3000 / 2, abs=6)
+
+
+@pytest.fixture
+def causal(tmp_path) -> Predictor:
+    more = {"model_args": {"causal": True}}
+    path = save_network(tmp_path / "causal.safetensors", spread=0.1, **more)
+    return Predictor(path, precision="fp32")
+
+
+def test_a_causal_network_answers_about_all_frames(causal, footage) -> None:
+    source = open_source(footage, fps=10)
+    answers = list(LivePredictor(causal, source, 60.0, step=1, pace=SimulatedClock()))
+    found = answers[-1].prediction
+    assert (found.indices, found.frames, found.network) == ((*range(70),), 8, "stream, fp32")
+    expected = causal(footage, frames=70).probabilities
+    torch.testing.assert_close(found.probabilities, expected, rtol=0, atol=1e-5)
+    every_second = LivePredictor(causal, source, 2.0, step=1, frames=4, pace=SimulatedClock())
+    assert [a.prediction.indices[-1] for a in every_second] == [18, 28, 38, 48, 58, 68]
+    with pytest.raises(ValueError, match=r"frames is 3; .* \[2, 4, 8\]"):
+        LivePredictor(causal, source, frames=3)
+
+
+def test_the_stride_follows_the_load(causal, monkeypatch) -> None:
+    """A frame comes every 200 ms and takes 50 ms, but 300 ms from second 20 to 40."""
+    clock, step = SimulatedClock(), Stream.step
+
+    def spend(self: Stream, frame: torch.Tensor) -> torch.Tensor:
+        clock.spend(0.3 if 20 < clock.now() < 40 else 0.05)
+        return step(self, frame)
+
+    monkeypatch.setattr(Stream, "step", spend)
+    answers = list(LivePredictor(causal, camera(clock, 80), 2.0, step=0.4, pace=clock))
+    at = {a.time: a.prediction.frames for a in answers}
+    assert {frames for time, frames in at.items() if time < 19} == {8}
+    assert {frames for time, frames in at.items() if 24 < time < 38} == {4}
+    assert {frames for time, frames in at.items() if time > 48} == {8}
+    assert max(a.latency_ms for a in answers) < 1300
+    assert (answers[-1].received, answers[-1].dropped) == (400, 0)
 
 
 def test_answers_are_skipped_if_the_smallest_count_is_too_slow() -> None:
