@@ -17,7 +17,6 @@ from ffn.export.formats import ExportError, find_format
 from ffn.export.fuse import TOLERANCE
 from ffn.export.streams import Stream, is_kept
 from ffn.files import atomic_write, refuse_existing, write_text
-from ffn.layers import StreamState
 
 COMPARED = 5  # frames
 
@@ -58,15 +57,11 @@ class StepNetwork(DeployedNetwork):
 
     def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Frames (B, C, H, W) and their state to logits (B, K) and the next state."""
-        stream = StreamState(*self._options)
-        stream.update(zip(self._kept.values(), state, strict=True))
-        length = self.network.length
-        length.stream = stream
-        try:
+        kept = [*self._kept.values()]
+        before = dict(zip(kept, state, strict=True))
+        with self.network.length.streaming(*self._options, before) as after:
             logits = self.network(frame[:, :, None])
-        finally:
-            length.stream = None
-        return logits, *(stream[module] for module in self._kept.values())
+        return logits, *(after[module] for module in kept)
 
     @property
     def input_shape(self) -> list[int | str]:

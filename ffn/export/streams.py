@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import dtype_of
 from ffn.export.fuse import fuse
-from ffn.layers import Average, Past, StreamState
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -81,17 +80,16 @@ class Stream:
         clip = (frame if frame.ndim == 4 else frame[None])[:, :, None]
         network = self.network()
         kept = {name: module for name, module in network.named_modules() if is_kept(module)}
-        state = StreamState(self.stride, self.window)
-        state.update({kept[name]: value for name, value in self._state.items()})
-        network.length.stream = state
+        before = {kept[name]: value for name, value in self._state.items()}
+        streaming = network.length.streaming(self.stride, self.window, before)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), streaming as state:
                 logits = network(clip.to(dtype_of(network))).float()
         except RuntimeError as error:  # of torch.cat
+            if not before:
+                raise
             shape = tuple(frame.shape)
             raise ValueError(f"frame is {shape}, and earlier ones were not; call reset") from error
-        finally:
-            network.length.stream = None
         self._state = {name: state[module] for name, module in kept.items()}
         return logits if frame.ndim == 4 else logits[0]
 
@@ -145,7 +143,7 @@ class Stream:
 
 def is_kept(module: nn.Module) -> bool:
     """Whether a layer keeps something of the frames of a stream."""
-    return isinstance(module, (Past, Average))
+    return getattr(module, "keeps_frames", False)
 
 
 def stream(

@@ -10,7 +10,7 @@ from ffn.clips import check_clip
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.classifier import PooledClassifier, init_classifier, resample
 from ffn.layers.per_frame import HEAD_STD, PerFrame
-from ffn.layers.streaming import Average, ClipLength, Past, StreamState
+from ffn.layers.streaming import Average, ClipLength, Past
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "PerFrame",
     "PooledClassifier",
     "ShiftConv2d",
-    "StreamState",
     "check_clip",
     "init_classifier",
     "resample",

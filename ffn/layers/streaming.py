@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,18 @@ class ClipLength(threading.local):
     frames: int | None = None
     stream: StreamState | None = None
 
+    @contextmanager
+    def streaming(
+        self, stride: int, window: float | None, kept: Mapping[nn.Module, Tensor]
+    ) -> Iterator[StreamState]:
+        """Run the next frame of a stream inside, from what layers kept; it updates the state."""
+        self.stream = StreamState(stride, window)
+        self.stream.update(kept)
+        try:
+            yield self.stream
+        finally:
+            self.stream = None
+
     def __deepcopy__(self, memo: dict) -> ClipLength:
         # A copied layer must read the value that its model sets. A copied model may share it too:
         # every forward sets it before reading it, and each thread has its own value.
@@ -50,6 +64,8 @@ class Past(nn.Module):
         length: of the network.
         frames: how many.
     """
+
+    keeps_frames = True  # in the state of a stream
 
     def __init__(self, length: ClipLength, frames: int) -> None:
         super().__init__()
@@ -77,6 +93,8 @@ class Average(nn.Module):
     Args:
         length: of the network.
     """
+
+    keeps_frames = True
 
     def __init__(self, length: ClipLength) -> None:
         super().__init__()
