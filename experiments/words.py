@@ -2,7 +2,7 @@
 
     python experiments/words.py cut GRID MOUTHS
     python experiments/words.py run MOUTHS OUTPUT [SEED …]
-    python experiments/words.py imagenet MOUTHS OUTPUT WEIGHTS
+    python experiments/words.py imagenet MOUTHS OUTPUT WEIGHTS [SEED …]
     python experiments/words.py table OUTPUT model_zoo/results/words
 
 GRID holds letter.csv, digit.csv, … of all sentences (path, start, end, label), as the lists of `ffn
@@ -10,8 +10,8 @@ prepare grid` have them, and videos of 112 x 80 pixels around the mouth.
 `cut` copies lists and videos, which show the mouth alone. `run` trains a plain network on all words
 of 600 sentences, and from it each network on a kind of word; it tests on 162 other sentences. It
 skips what OUTPUT holds, so it continues after a stop, and writes the answer for each clip into
-OUTPUT/SLOT/NETWORK.SEED.json. `imagenet` does it for digits with tsm_mobilenetv2 from WEIGHTS,
-with seed 0 (docs/words.md). `table` writes NAME.md, NAME.json and NAME.png.
+OUTPUT/SLOT/NETWORK.SEED.json. `imagenet` does it with tsm_mobilenetv2 from WEIGHTS, which learned
+all words (docs/words.md). `table` writes NAME.md, NAME.json and NAME.png.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LABELS = {
 }
 START, RECIPE = ["train.epochs=12"], ["train.epochs=30"]
 IMAGENET = ["data.crop=48", "data.resize=48", "optim.lr=7e-4", "optim.weight_decay=0.05"]
-IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=8", "train.batch_size=8"]
+IMAGENET += ["model.name=tsm_mobilenetv2", "train.epochs=16", "train.batch_size=8"]
 WIDTH, HEIGHT = 64, 48  # of the mouth, pixels; GRID's are cut to 112 x 80
 SCORES, POINTS = "{:.1f} [{:.1f}, {:.1f}]", "{:+.1f} [{:+.1f}, {:+.1f}]"
 
@@ -152,6 +152,7 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 def collect(folder: Path, kind: str) -> dict[str, np.ndarray]:
     """By network, (counts, seeds, clips) of 0 and 1, of the seeds that all networks have."""
     paths = {name: {p.suffixes[0]: p for p in folder.glob(f"{name}.*.json")} for name in NETWORKS}
+    paths = {name: found for name, found in paths.items() if found}
     seeds = sorted(set.intersection(*map(set, paths.values())))
     read = {name: [json.loads(paths[name][seed].read_text()) for seed in seeds] for name in paths}
     return {n: np.array([one[kind] for one in runs]).swapaxes(0, 1) for n, runs in read.items()}
@@ -161,7 +162,8 @@ def table(output: Path, name: Path) -> None:
     """Write the tables, their numbers, and the figure."""
     lines, numbers = ["# Words of one speaker at 1 to 16 frames", ""], {}
     folders = {slot: output / slot for slot in SLOTS}
-    folders["digit, tsm_mobilenetv2 from ImageNet"] = output / "imagenet/digit"
+    for slot in SLOTS:
+        folders[f"{slot}, tsm_mobilenetv2 from ImageNet"] = output / "imagenet" / slot
     for slot, folder in folders.items():
         ordered = collect(folder, "ordered")
         one = ordered["any_count"]
@@ -210,7 +212,8 @@ if __name__ == "__main__":
         for seed, slot, name in product(map(int, rest or "012"), SLOTS, NETWORKS):
             run(source, target, slot, name, seed)
     elif command == "imagenet":
-        for name in NETWORKS:
-            run(source, target / "imagenet", "digit", name, 0, *rest)
+        weights, *seeds = rest
+        for seed, slot, name in product(map(int, seeds or "012"), SLOTS, NETWORKS):
+            run(source, target / "imagenet", slot, name, seed, weights)
     else:
         {"cut": cut, "table": table}[command](source, target)
