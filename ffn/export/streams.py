@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -81,15 +82,17 @@ class Stream:
         network = self.network()
         kept = {name: module for name, module in network.named_modules() if is_kept(module)}
         before = {kept[name]: value for name, value in self._state.items()}
+        other = f"frame is {tuple(frame.shape)}, and earlier ones were not; call reset"
+        if any(len(value) != len(clip) for value in self._state.values()):
+            raise ValueError(other)  # averages alone would broadcast
         streaming = network.length.streaming(self.stride, self.window, before)
         try:
             with torch.inference_mode(), streaming as state:
                 logits = network(clip.to(dtype_of(network))).float()
-        except RuntimeError as error:  # of torch.cat
-            if not before:
+        except RuntimeError as error:
+            if "Sizes of tensors must match" not in str(error):  # of torch.cat
                 raise
-            shape = tuple(frame.shape)
-            raise ValueError(f"frame is {shape}, and earlier ones were not; call reset") from error
+            raise ValueError(other) from error
         self._state = {name: state[module] for name, module in kept.items()}
         return logits if frame.ndim == 4 else logits[0]
 
@@ -111,7 +114,8 @@ class Stream:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is kept of the frames so far, to be saved; empty before the first."""
-        return dict(self._state)
+        # Clones, since some are slices of larger tensors, which torch.save would write.
+        return {name: value.clone() for name, value in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state of this network.
@@ -125,18 +129,20 @@ class Stream:
                 f"the state has {len(state)} entries ({', '.join(sorted(state.keys() ^ own)[:3])}, "
                 f"… differ); expected the {len(own)} of this network"
             )
-        self._state = dict(state)
+        self._state = {name: value.clone() for name, value in state.items()}
 
     def network(self) -> nn.Module:
-        """The plain network of the stride; it is built for its first step."""
+        """The plain network of the stride; its first step builds it from the weights then."""
         flexible = isinstance(self._model, FrameFlexible)
         count = self._model.trained_frames[-1] // self.stride if flexible else None
         with self._lock:
             if count not in self._networks:
                 if dtype_of(self._model) == torch.float32:
                     network = fuse(self._model, count)
+                elif flexible:
+                    network = extract(self._model, count)
                 else:
-                    network = extract(self._model, count) if flexible else self._model
+                    network = copy.deepcopy(self._model)
                 self._networks[count] = network.to(PRECISIONS[self._precision])
             return self._networks[count]
 

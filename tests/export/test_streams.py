@@ -127,6 +127,34 @@ def test_threads_copies_and_saved_states() -> None:
         ffn.stream(causal()).load_state_dict(first.state_dict())
 
 
+@torch.no_grad()
+def test_leaves_states_and_models_of_the_caller_alone() -> None:
+    model, clip = causal(), video()
+    first, other = ffn.stream(model), ffn.stream(model)
+    run(first, clip[:, :, :4])
+    state = {name: value.clone() for name, value in first.state_dict().items()}
+    other.load_state_dict(state)
+    for value in [*state.values(), *first.state_dict().values()]:
+        value.fill_(9)
+    assert all(map(torch.equal, first.state_dict().values(), other.state_dict().values()))
+    assert torch.equal(first.step(clip[:, :, 4]), other.step(clip[:, :, 4]))
+
+    half = ffn.create_model("tsm_tiny", num_classes=5, causal=True).eval().bfloat16()
+    ffn.stream(half).step(clip[:, :, 0])
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_bad_frames_after_others() -> None:
+    images = ffn.stream(ffn.create_model("tsn.resnet18", num_classes=5).eval())
+    images.step(video()[:, :, 0])
+    with pytest.raises(ValueError, match="call reset"):  # a batch of 1 would broadcast
+        images.step(video()[:1, :, 0])
+    stream = ffn.stream(causal())
+    stream.step(video()[:, :, 0])
+    with pytest.raises(RuntimeError, match="channels"):  # torch's own message
+        stream.step(torch.zeros(2, 7, 32, 32))
+
+
 def test_bad_input() -> None:
     model = causal()
     with pytest.raises(ValueError, match=r"SlowFast reads frames to come.*model\.causal=true"):
