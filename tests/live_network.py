@@ -11,7 +11,8 @@ from simulated_clock import SimulatedClock
 
 from ffn.data import Preprocessing
 from ffn.serve import Prediction
-from ffn.serve.clips import Clip
+from ffn.serve.choose_frames import Always
+from ffn.serve.clips import Clip, ClipReader
 
 
 class Network:
@@ -39,15 +40,15 @@ class Network:
         self.counts = list(counts)
         self._clock, self._seconds = clock, seconds
 
-    def reader(self, frames: int) -> None:
-        """Accepts every number of frames."""
+    def reader(self, frames: int) -> ClipReader:
+        return ClipReader(self.preprocessing, "", Always(frames, ""))
 
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         (clip,) = clips
         count = clip.pixels.shape[1]
         self._clock.spend(self._seconds(count, self._clock.now()))
         bright = float(clip.pixels.float().mean()) / 255
-        kept = {key: getattr(clip, key) for key in ("why", "indices", "start", "end")}
+        kept = {key: getattr(clip, key) for key in ("why", "indices")}
         found = (bright, 1 - bright)
         return [answer(found, self.classes, path=clip.name, frames=count, active=count, **kept)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform
-from ffn.data.decoding import PATTERN
-from ffn.serve.choose_frames import Always
-from ffn.serve.clips import Clip, ClipReader
-from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
+from ffn.serve.live.networks import Clips, Steps
+from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window
 from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
-from ffn.serve.live.steps import Steps
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -127,34 +124,24 @@ class LivePredictor:
         for name, value in {"smooth": smooth, "margin": margin}.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number of 0 or more")
-        self._predictor = predictor
-        self._steps = Steps(predictor) if predictor.is_causal else None
-        counts = predictor.counts if self._steps is None else self._steps.counts
-        if self._steps is None and frames is not None:
-            predictor.reader(frames)  # checks it
-        elif frames not in (None, *counts):
-            raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
-        self._counts = handful(counts) if frames is None else [frames]
-        self._stride = 1 if self._steps is None else self._steps.stride(self._counts[-1])
-        self._why = "the largest count" if frames is None else ""
         self._source, self._on_event = open_source(source), on_event
         self._pace = pace or Pace()
         self._changed = self._pace.changed
+        kind, seconds = (Steps, window) if predictor.is_causal else (Clips, step)
+        self._network = kind(predictor, self._source.name, frames, seconds)
+        self._why = "the largest count" if frames is None else ""
+        self._control: LoadControl | None = None
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
+        self._size = predictor.preprocessing.crop
         self._transform = EvalTransform(predictor.preprocessing)
-        self._newest, self._step, self._seconds = Window(window, step), step, window
-        self._pending: deque[Frame] = deque()  # for a causal network
-        # The newest frame that was kept, the newest that was read, the first after a break.
-        self._taken: Frame | None = None
-        self._last_read: Frame | None = None
-        self._began: Frame | None = None
         self._thread: threading.Thread | None = None
+        self._window, self._newest = Window(window, step), None  # of the frames that were kept
+        # For the network: windows, and whether an answer is due with them.
+        self._queue: deque[tuple[list[Frame], bool]] = deque()
         self._ended = False
         self._error: BaseException | None = None
-        self._due: list[Frame] | None = None  # window of the answer that is due
-        self._answered = -1  # number of the newest frame of the last answer
-        self._received = self._dropped = self._skipped = 0
-        self._late = False  # whether frames were dropped since the last answer
+        self._part = self._received = self._dropped = self._skipped = 0
+        self._seen = 0  # frames that were dropped before the last run
 
     def __iter__(self) -> Iterator[LiveAnswer]:
         """Start, and give the answers until the source ends or the predictor is closed.
@@ -165,14 +152,16 @@ class LivePredictor:
         """
         if self._thread is not None or self._pace.closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
-        control = LoadControl(self._measure(), self._why)
+        self._control = LoadControl(self._measure(), self._why)
         name = f"ffn live: {self._source.name}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
         try:
             while (news := self._next()) is not None:
-                if (answer := self._answer(*news, control)) is not None:
-                    yield answer
+                window, is_due = news
+                prediction = self._run(window)
+                if is_due:
+                    yield self._answer(prediction, window)
         finally:
             self.close()
 
@@ -187,12 +176,17 @@ class LivePredictor:
     # The thread that reads.
 
     def _read(self) -> None:
+        is_due = True
         try:
             with closing(self._source.frames(self._pace)) as arrivals:
                 for arrival in arrivals:
                     if self._pace.closed:
                         return
-                    self._take(arrival)
+                    if (frame := self._keep(arrival)) is not None:
+                        is_due = self._window.add(frame)
+                        self._put(is_due)
+            if not is_due:  # the last answer is about the last frames
+                self._queue.append(([*self._window.frames], True))
         except BaseException as error:  # raised where the answers are taken
             self._error = error
         finally:
@@ -200,156 +194,97 @@ class LivePredictor:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _take(self, arrival: Arrival) -> None:
-        """Keep a frame, and tell if an answer is due."""
+    def _keep(self, arrival: Arrival) -> Frame | None:
+        """The input of the network; None for a frame that is late, or between two strides."""
         number, self._received = self._received, self._received + 1
+        if arrival.is_new_part:
+            self._part += 1
+            self._window.clear()
         if self._pace.now() - arrival.captured > MAX_LAG:
-            with self._changed:
-                self._dropped, self._late = self._dropped + 1, True
-            return
-        is_new_part = arrival.is_new_part or self._taken is None
-        if not is_new_part and number - self._taken.number < self._stride:
-            return
+            self._dropped += 1
+            return None
+        stride, before = self._network.stride, self._newest
+        if before and before.part == self._part and number - before.number < stride:
+            return None
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        of = (number, arrival.time, arrival.captured, pixels, self._stride, is_new_part)
-        self._taken = frame = Frame(*of)
+        self._newest = Frame(
+            number, arrival.time, arrival.captured, pixels, stride=stride, part=self._part
+        )
+        return self._newest
+
+    def _put(self, is_due: bool) -> None:
+        """Give the window to the network, and drop those that have waited too long for it."""
+        if not (is_due or self._network.reads_all):
+            return
+        oldest = self._pace.now() - (MAX_LAG if self._network.reads_all else 0.0)
         with self._changed:
-            if arrival.is_new_part:
-                self._newest.clear()
-            if self._newest.add(frame):
-                self._skipped += self._due is not None
-                self._due = list(self._newest.frames)
-                self._changed.notify_all()
-            if self._steps is not None:
-                self._pending.append(frame)
-                oldest = self._pace.now() - MAX_LAG
-                while len(self._pending) > 1 and self._pending[0].captured < oldest:
-                    self._pending.popleft()
-                    self._dropped, self._late = self._dropped + 1, True
-                self._changed.notify_all()
+            self._queue.append(([*self._window.frames], is_due))
+            while len(self._queue) > 1 and self._queue[0][0][-1].captured <= oldest:
+                _, was_due = self._queue.popleft()
+                self._skipped += was_due
+                self._dropped += self._network.reads_all
+            self._changed.notify_all()
 
     # The thread that iterates.
 
-    def _next(self) -> tuple[list[Frame], list[Frame] | None] | None:
-        """Frames to read, and those of the answer that is due, if one is; None at the end."""
+    def _next(self) -> tuple[list[Frame], bool] | None:
+        """The next window, and whether an answer is due; None at the end."""
         while True:
             with self._changed:
                 self._pace.wait(self._has_news)
                 events, self._pace.events = self._pace.events, []
-                window = None if self._pace.closed else self._take_window()
-                frames = [] if self._pace.closed else self._take_pending(window)
-                is_over = self._pace.closed or (self._ended and not frames and window is None)
+                news = self._queue.popleft() if self._queue else None
+                is_over = self._ended and news is None
             for event in events:
                 self._on_event(event)
-            if frames or window is not None:
-                return frames, window
-            if is_over:
-                if self._error is not None and not self._pace.closed:
-                    raise self._error
+            if self._pace.closed:
                 return None
+            if is_over and self._error is not None:
+                raise self._error
+            if is_over or news is not None:
+                return news
 
     def _has_news(self) -> bool:
-        due = self._due or self._pending
-        return bool(due or self._pace.events or self._ended or self._pace.closed)
+        return bool(self._queue or self._pace.events or self._ended or self._pace.closed)
 
-    def _take_window(self) -> list[Frame] | None:
-        """The frames of the last answer that fell due; or the last ones of a source's end."""
-        window, self._due = self._due, None
-        if window is None and self._ended and self._error is None:
-            window = list(self._newest.frames)
-        if not window or window[-1].number == self._answered:
-            return None
-        self._answered = window[-1].number
-        return window
+    def _run(self, window: list[Frame]) -> Prediction:
+        started, stride = self._pace.now(), window[-1].stride
+        prediction = replace(self._network.run(window), why=self._control.why)
+        if stride == self._network.stride:  # else it was kept for the count before
+            now, before, self._seen = self._pace.now(), self._seen, self._dropped
+            interval, is_late = self._network.interval(window), self._seen > before
+            self._control.update((now - started) / stride, interval, now, late=is_late)
+            self._network.count = self._control.count
+        return prediction
 
-    def _take_pending(self, window: Sequence[Frame] | None) -> list[Frame]:
-        """Frames for a causal network, up to that of the answer that is due."""
-        last = window[-1].number if window else math.inf
-        frames: list[Frame] = []
-        while self._pending and self._pending[0].number <= last:
-            frames.append(self._pending.popleft())
-        return frames
-
-    def _answer(
-        self, frames: Sequence[Frame], window: Sequence[Frame] | None, control: LoadControl
-    ) -> LiveAnswer | None:
-        started, why = self._pace.now(), control.why
-        if self._steps is None:
-            prediction = self._predictor.predict([self._clip(window, control.count, why)])[0]
-        else:
-            if frames:
-                self._read_frames(frames, control)
-            if not window:
-                return None
-            seconds = self._pace.now() - started
-            prediction = self._steps.answer(window, self._source.name, why, seconds)
-        changed = self._labels.update(prediction.probabilities, window[-1].time)
-        finished = self._pace.now()
-        if self._steps is None:
-            self._control(control, finished - started, self._interval(window))
-        with self._changed:
-            counts = (self._received, self._dropped, self._skipped)
+    def _answer(self, prediction: Prediction, window: list[Frame]) -> LiveAnswer:
+        first, last = window[0], window[-1]
+        # Each frame is shown as long as their mean interval.
+        end = last.time + (last.time - first.time) / max(1, len(window) - 1)
+        changed = self._labels.update(prediction.probabilities, last.time)
         return LiveAnswer(
-            prediction,
+            replace(prediction, start=first.time, end=end),
             self._labels.probabilities,
             self._labels.shown,
             changed,
-            window[-1].time,
-            1000 * (finished - window[-1].captured),
-            *counts,
+            last.time,
+            1000 * (self._pace.now() - last.captured),
+            self._received,
+            self._dropped,
+            self._skipped,
         )
 
-    def _read_frames(self, frames: Sequence[Frame], control: LoadControl) -> None:
-        """Run a causal network over the next frames."""
-        started, last = self._pace.now(), frames[-1]
-        before = self._last_read or frames[0]
-        self._began = next((f for f in reversed(frames) if f.is_new_part), self._began)
-        passed, count = last.time - self._began.time, last.number - self._began.number
-        self._steps.run(frames, self._seconds * count / passed if passed else 1)
-        self._last_read = last
-        if count:
-            seconds = (self._pace.now() - started) / max(1, last.number - before.number)
-            self._control(control, seconds, (last.captured - self._began.captured) / count)
-            self._stride = self._steps.stride(control.count)
-
-    def _control(self, control: LoadControl, seconds: float, interval: float) -> None:
-        with self._changed:
-            late, self._late = self._late, False
-        control.update(seconds, interval, self._pace.now(), late=late)
-
-    def _interval(self, window: Sequence[Frame]) -> float:
-        """Seconds of the clock until the next answer is due, at the rate of some frames."""
-        captured = window[-1].captured - window[0].captured
-        if captured <= 0:  # a single frame has no rate
-            return math.inf
-        return self._step * captured / (window[-1].time - window[0].time)
-
-    def _clip(self, window: Sequence[Frame], count: int, why: str) -> Clip:
-        """The clip of a window, sampled as a window of a file."""
-        start, last = window[0].time, window[-1].time
-        end = last + (last - start) / max(len(window) - 1, 1)  # shown as long as the mean
-        reader = ClipReader(self._predictor.preprocessing, PATTERN, Always(count, why))
-        clip = reader.plan(self._source.name, range(len(window)), end - start)
-        chosen = [window[place] for place in clip.indices]
-        pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
-        numbers = tuple(frame.number for frame in chosen)
-        return replace(clip, pixels=pixels, indices=numbers, start=start, end=end)
-
     def _measure(self) -> dict[int, float]:
-        """Seconds of an answer, or a frame, by count; the first run of each builds its network."""
-        if self._steps is not None:
-            found = self._steps.measure(self._pace.now)
-            return {count: found[count] for count in self._counts}
-        size, seconds = self._predictor.preprocessing.crop, {}
-        for count in self._counts:
-            pixels = torch.zeros(3, count, size, size, dtype=torch.uint8)
-            clip = Clip("measurement", pixels, "", tuple(range(count)), 0.0)
-            runs = []
+        """Seconds of a frame of the stride, by count; the first run of each builds its network."""
+        pixels, seconds = torch.zeros(3, self._size, self._size, dtype=torch.uint8), {}
+        for count in self._network.counts:
+            self._network.count, runs = count, []
             for _ in range(4):
+                frame = Frame(0, 0.0, 0.0, pixels, self._network.stride, part=-1)
                 started = self._pace.now()
-                self._predictor.predict([clip])
+                self._network.run([frame])
                 runs.append(self._pace.now() - started)
-            seconds[count] = min(runs[1:])
+            seconds[count] = min(runs[1:]) / frame.stride
         return seconds

@@ -26,8 +26,8 @@ class Frame:
         time: In the stream, seconds after its first frame.
         captured: Time of the clock when it was captured.
         pixels: uint8 RGB (C, H, W), after the preprocessing of the network.
-        stride: frames of the stream that it stands for.
-        is_new_part: it comes after an interruption.
+        stride: Frames of the stream that it stands for.
+        part: Number of interruptions before it.
     """
 
     number: int
@@ -35,7 +35,7 @@ class Frame:
     captured: float
     pixels: Tensor
     stride: int = 1
-    is_new_part: bool = False
+    part: int = 0
 
 
 class Window:
@@ -95,18 +95,10 @@ def handful(counts: Sequence[int]) -> list[int]:
 class LoadControl:
     """Chooses the largest number of frames whose answers are ready before the next one is due.
 
-    With p(T) the time of an answer with T frames on the idle machine and d the time of the newest
-    answer, the load factor is
-
-        f <- f + 0.3 (d / p(T) - f),        f = 1 at the start,
-
-    and f p(T') is the expected time with T' frames. With I the time until the next answer is due:
-
-    - The next lower count is used if f p(T) > I, or if frames came late.
-    - The next higher count T' is used if f p(T') <= 0.7 I at all answers of the last 5 s.
+    The rule is that of docs/live.md, "Load".
 
     Args:
-        seconds: p(T) by count T.
+        seconds: Time of an answer on the idle machine, by count.
         largest: The reason to give while the largest count is used.
 
     Attributes:
@@ -162,13 +154,8 @@ def _ms(seconds: float) -> str:
 class SteadyLabels:
     """Averages the probabilities of successive answers, and keeps the shown labels steady.
 
-    With p_n the probabilities of an answer, t_n its time and s the time constant,
-
-        q_n = q_(n-1) + (1 - exp(-(t_n - t_(n-1)) / s)) (p_n - q_(n-1)),        q_1 = p_1.
-
-    With one label per video, the shown label a changes to b = argmax q if q_b - q_a is at least the
-    margin. With several labels per video, each class is shown or not: that changes if q is at least
-    the margin beyond 0.5.
+    The rule is that of docs/live.md, "Labels". With several labels per video, each class is shown
+    or not: that changes if its average is at least the margin beyond 0.5.
 
     Args:
         seconds: Time constant of the average; 0: no average.
@@ -176,7 +163,7 @@ class SteadyLabels:
         multi_label: Whether a video has any number of the classes.
 
     Attributes:
-        probabilities: q (K,); None before the first answer.
+        probabilities: The averages (K,); None before the first answer.
         shown: Indices of the shown classes; None before the first answer.
     """
 

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -244,36 +244,25 @@ def _connect(
     """
     import av
 
-    def failure(what: str, error: Exception) -> VideoError:
-        stopped = isinstance(error, av.error.ExitError)  # what FFmpeg says at a timeout
-        cause = f"no data for {timeout:g} s" if stopped else ffmpeg_message(error)
-        return VideoError(without_password(address), f"{what}: {cause}")
-
+    name, action = without_password(address), "cannot be opened"
+    given = {"format": kind, "options": options, "timeout": timeout}
     try:
-        container = av.open(
-            address, format=kind, options=options, timeout=timeout, metadata_errors="ignore"
-        )
+        with av.open(address, metadata_errors="ignore", **given) as container:
+            action, stream = "interrupted", video_stream(container)
+            if stream is None or stream.codec_context is None:
+                raise VideoError(name, "it has no video that FFmpeg decodes")
+            stream.codec_context.thread_count = 1
+            stream.codec_context.options = {"max_pixels": str(FRAME_PIXELS.value)}
+            with closing(container.demux(stream)) as packets:  # an open generator keeps its memory
+                for packet in packets:
+                    with suppress(av.error.InvalidDataError):  # damaged on its way
+                        for frame in packet.decode():
+                            if not frame.is_corrupt:
+                                yield frame.time, partial(to_rgb, frame)
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise failure("cannot be opened", error) from None
-    try:
-        stream = video_stream(container)
-        if stream is None or stream.codec_context is None:
-            raise VideoError(without_password(address), "it has no video that FFmpeg decodes")
-        stream.codec_context.thread_count = 1
-        stream.codec_context.options = {"max_pixels": str(FRAME_PIXELS.value)}
-        with closing(container.demux(stream)) as packets:  # an open generator keeps its memory
-            for packet in packets:
-                try:
-                    frames = packet.decode()
-                except av.error.InvalidDataError:  # damaged on its way
-                    continue
-                for frame in frames:
-                    if not frame.is_corrupt:
-                        yield frame.time, partial(to_rgb, frame)
-    except (av.error.FFmpegError, OSError) as error:
-        raise failure("interrupted", error) from None
-    finally:
-        container.close()
+        is_late = isinstance(error, av.error.ExitError)  # what FFmpeg says at a timeout
+        cause = f"no data for {timeout:g} s" if is_late else ffmpeg_message(error)
+        raise VideoError(name, f"{action}: {cause}") from None
 
 
 def open_source(

@@ -1,0 +1,126 @@
+"""How a network reads a stream: a clip of each window, or each frame once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ffn.data import Normalize
+from ffn.export import stream
+from ffn.serve.live.rules import Frame, handful
+from ffn.serve.prediction import Prediction
+
+if TYPE_CHECKING:
+    from ffn.serve.predictor import Predictor
+
+
+class Clips:
+    """Runs a network over a clip of each window for which an answer is due.
+
+    Args:
+        predictor: The network.
+        name: Of the source.
+        frames: Number of input frames; None: up to five of ``predictor.counts``.
+        step: Seconds of the stream from one answer to the next.
+
+    Attributes:
+        counts: Numbers of input frames to choose from, ascending.
+        count: The one for the next run.
+        stride: Frames of the source for one that is kept.
+        reads_all: Whether the network runs for each frame that is kept.
+    """
+
+    stride, reads_all = 1, False
+
+    def __init__(self, predictor: Predictor, name: str, frames: int | None, step: float) -> None:
+        if frames is not None:
+            predictor.reader(frames)  # checks it
+        self._predictor, self._name, self._step = predictor, name, step
+        self.counts = handful(predictor.counts) if frames is None else [frames]
+        self.count = self.counts[-1]
+
+    def run(self, window: Sequence[Frame]) -> Prediction:
+        """The prediction of a clip, sampled as from a window of a file."""
+        clip = self._predictor.reader(self.count).plan(self._name, range(len(window)), None)
+        chosen = [window[place] for place in clip.indices]
+        pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
+        indices = tuple(frame.number for frame in chosen)
+        return self._predictor.predict([replace(clip, pixels=pixels, indices=indices)])[0]
+
+    def interval(self, window: Sequence[Frame]) -> float:
+        """Seconds of the clock from one run to the next, per frame of the stride."""
+        first, last = window[0], window[-1]
+        captured = last.captured - first.captured
+        # A single frame has no rate.
+        return self._step * captured / (last.time - first.time) if captured > 0 else math.inf
+
+
+class Steps:
+    """Runs a causal network over each frame that is kept, see :func:`ffn.stream`.
+
+    The average over time forgets frames before the window. Arguments and attributes are those of
+    :class:`Clips`, but for the seconds of a window in place of a step.
+    """
+
+    reads_all = True
+
+    def __init__(self, predictor: Predictor, name: str, frames: int | None, window: float) -> None:
+        self._predictor, self._name, self._window = predictor, name, window
+        self._normalize = Normalize(predictor.preprocessing)
+        self._stream = stream(predictor.model, precision=predictor.stream_precision)
+        self._largest = predictor.default_frames
+        counts = [self._largest // stride for stride in reversed(self._stream.strides)]
+        if frames not in (None, *counts):
+            raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
+        self.counts = counts if frames is None else [frames]
+        self.count = self.counts[-1]
+        self._began: Frame | None = None  # the first frame after an interruption
+        self._newest: Frame | None = None
+        self._logits: Tensor | None = None
+
+    @property
+    def stride(self) -> int:
+        """Frames of the source for one of the sub-network."""
+        return self._largest // self.count
+
+    def run(self, window: Sequence[Frame]) -> Prediction:
+        """Read the last frame, unless it was read; returns the prediction of all frames so far."""
+        started, frame = time.perf_counter(), window[-1]
+        if frame is not self._newest:
+            self._read(frame)
+        count = self._largest // frame.stride
+        return Prediction(
+            path=self._name,
+            probabilities=self._predictor.record.label_kind.probabilities(self._logits.cpu()),
+            classes=self._predictor.classes,
+            frames=count,
+            active=count,
+            network=f"stream, {self._predictor.stream_precision}",
+            decode_ms=0.0,
+            model_ms=1000 * (time.perf_counter() - started),
+            multi_label=self._predictor.record.multi_label,
+            indices=tuple(frame.number for frame in window),
+        )
+
+    def interval(self, window: Sequence[Frame]) -> float:
+        """Seconds of the clock from one frame of the source to the next."""
+        first, last = self._began, window[-1]
+        count = last.number - first.number
+        return (last.captured - first.captured) / count if count else math.inf
+
+    def _read(self, frame: Frame) -> None:
+        if self._began is None or frame.part != self._began.part:
+            self._stream.reset()
+            self._began = frame
+        self._newest = frame
+        passed, count = frame.time - self._began.time, frame.number - self._began.number
+        self._stream.window = max(1, round(self._window * count / passed)) if passed else 1
+        self._stream.stride = frame.stride
+        clip = frame.pixels[None, :, None].to(self._predictor.device)
+        self._logits = self._stream.step(self._normalize(clip)[0, :, 0])
