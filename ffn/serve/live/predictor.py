@@ -180,12 +180,12 @@ class LivePredictor:
         try:
             with closing(self._source.frames(self._pace)) as arrivals:
                 for arrival in arrivals:
-                    if self._pace.closed:
-                        return
                     if (frame := self._keep(arrival)) is not None:
                         is_due = self._window.add(frame)
                         self._put(is_due)
-            if not is_due:  # the last answer is about the last frames
+                    if self._pace.closed:
+                        return
+            if self._window.frames and not is_due:  # the last answer is about the last frames
                 self._queue.append(([*self._window.frames], True))
         except BaseException as error:  # raised where the answers are taken
             self._error = error
@@ -209,9 +209,8 @@ class LivePredictor:
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        self._newest = Frame(
-            number, arrival.time, arrival.captured, pixels, stride=stride, part=self._part
-        )
+        of = (number, arrival.time, arrival.captured, pixels, stride, self._part)
+        self._newest = Frame(*of)
         return self._newest
 
     def _put(self, is_due: bool) -> None:

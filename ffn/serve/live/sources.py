@@ -153,8 +153,6 @@ def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], pace: Pace) -> Ite
             )
         last = time
         yield Arrival(float(time - first), pace.now(), lambda image=image: image)
-        if not pace.sleep(0):
-            return
 
 
 def _stay_connected(
