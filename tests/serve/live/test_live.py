@@ -93,8 +93,8 @@ def test_a_causal_network_begins_again_after_an_interruption(causal, footage) ->
             captured = pace.now() - (2 if n == 40 else 0)
             yield Arrival(n / 10, captured, lambda image=image: image, is_new_part=n == 40)
 
-    source = Source("camera", frames)
-    *_, last = LivePredictor(causal, source, 60.0, step=1, pace=SimulatedClock())
+    source, clock = Source("camera", frames), SimulatedClock()
+    *_, last = LivePredictor(causal, source, 60.0, step=1, frames=8, pace=clock)
     assert (last.prediction.indices, last.dropped) == ((*range(41, 70),), 1)
     expected = causal(footage[41:], frames=29).probabilities
     torch.testing.assert_close(last.prediction.probabilities, expected, rtol=0, atol=1e-5)
