@@ -181,7 +181,6 @@ class TEA(PerFrame):
     Args:
         net: changed in place. Its state-dict keys do not change.
         drop_path: stochastic depth rate of the last block; it grows linearly from 0.
-
         causal: read no later frames, for streams.
 
     Raises:

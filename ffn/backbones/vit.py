@@ -84,11 +84,10 @@ class CausalAttention(nn.Module):
 
         Args:
             x: tokens of the clip.
-            rope: positions of the P tokens of tubelets before the clip, and of those of the clip.
+            rope: positions (tubelets, tokens of each, C), of P tokens before the clip and its own.
             attn_mask: which tokens read which, (B, 1, N, P + N).
         """
-        count = x.shape[1]
-        area = (len(rope) - count) // self.past.frames
+        count, area, rope = x.shape[1], rope.shape[1], rope.flatten(0, 1)
         x = self.qkv(x).unflatten(2, (3, self.heads, -1))
         q, kv = x[:, :, 0].transpose(1, 2), x[:, :, 1:]
         kv = self.past(kv.unflatten(1, (-1, area))).flatten(1, 2)
@@ -230,7 +229,9 @@ class ViT(PooledClassifier):
         options: dict[str, Tensor] = {}
         if self.positions == "rotary":
             past = self.is_tubelet.frames if self.causal else 0
-            options["rope"] = rotary_positions(shape, self.head_dim, x.device, past)
+            rope = rotary_positions(shape, self.head_dim, x.device, past)
+            area = math.prod(shape[1:])
+            options["rope"] = rope.unflatten(0, (-1, area)) if self.causal else rope
         else:
             x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
         if self.causal:

@@ -45,13 +45,14 @@ class StepNetwork(DeployedNetwork):
         self.input_names = [self.input_name, *(f"state.{name}" for name in self._kept)]
         self.output_names = [self.output_name, *(f"next.{name}" for name in self._kept)]
         self.metadata["input"] |= {"shape": self.input_shape, "content": "normalized frames"}
-        del self.metadata["frames"], self.metadata["any_frames"]
+        for key in ("frames", "any_frames", "sampling"):  # of clips
+            self.metadata.pop(key, None)
         states = zip(self._kept, self.sizes, strict=True)
         self.metadata["stream"] = {
             "stride": stream.stride,
             "window": stream.window,
             "state": {name: ["B", *shape] for name, shape in states},
-            "start": "zeros",
+            "start": "zeros, float32",
             "next": "the output next.NAME is the input state.NAME of the next frame",
         }
 

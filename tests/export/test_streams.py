@@ -198,3 +198,9 @@ def test_exported_step(tmp_path: Path, name: str, suffix: str) -> None:
     }
     with pytest.raises(FileExistsError):
         ffn.export(stream, tmp_path / f"step.{suffix}", size=32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exported_clips_of_any_length(tmp_path: Path, name: str) -> None:
+    ffn.export(causal(name), tmp_path / "clips.pt2", frames=8, size=32, dynamic_frames=True)

@@ -111,8 +111,8 @@ class Steps:
     def interval(self, window: Sequence[Frame]) -> float:
         """Seconds of the clock from one frame of the source to the next."""
         first, last = self._began, window[-1]
-        count = last.number - first.number
-        return (last.captured - first.captured) / count if count else math.inf
+        captured = last.captured - first.captured  # 0 for a burst, which has no rate
+        return captured / (last.number - first.number) if captured > 0 else math.inf
 
     def _read(self, frame: Frame) -> None:
         if self._began is None or frame.part != self._began.part:
