@@ -39,8 +39,10 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8, *, causal: bool = F
         later, earlier, rest = x.split([*folds, x.shape[1] - sum(folds)], 1)
         time = torch.arange(frames, device=x.device).repeat(x.shape[0] // frames)
         time = time.view(-1, 1, 1, 1)
-        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[1:].masked_fill(time == frames - 1, 0)
         earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:-1].masked_fill(time == 0, 0)
+        if causal:
+            return torch.cat([earlier, rest], 1)
+        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[1:].masked_fill(time == frames - 1, 0)
         return torch.cat([later, earlier, rest], 1)
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
     return (_Shift.apply if needs_gradient else _shift)(x, frames, folds, False)
