@@ -30,7 +30,7 @@ class Stream:
         self, model: nn.Module, stride: int, window: int | None, precision: str = "fp32"
     ) -> None:
         self._model, self._precision, self.window = model, precision, window
-        self._networks: dict[int | None, nn.Module] = {}
+        self._networks: dict[int | None, tuple[nn.Module, dict[str, nn.Module]]] = {}
         self._lock = threading.Lock()
         self._state: dict[str, Tensor] = {}
         self.stride = stride
@@ -79,8 +79,7 @@ class Stream:
         if frame.ndim not in (3, 4):
             raise ValueError(f"frame is {tuple(frame.shape)}; expected (C, H, W) or (B, C, H, W)")
         clip = (frame if frame.ndim == 4 else frame[None])[:, :, None]
-        network = self.network()
-        kept = {name: module for name, module in network.named_modules() if is_kept(module)}
+        network, kept = self.network()
         before = {kept[name]: value for name, value in self._state.items()}
         other = f"frame is {tuple(frame.shape)}, and earlier ones were not; call reset"
         if any(len(value) != len(clip) for value in self._state.values()):
@@ -105,6 +104,10 @@ class Stream:
         for value in self._state.values():
             value[index] = 0
 
+    def on_cpu(self) -> Stream:
+        """A new stream on the CPU, in fp32, of a copy of the network."""
+        return Stream(copy.deepcopy(self._model).cpu(), self.stride, self.window)
+
     def copy(self) -> Stream:
         """A stream that goes on from here, apart from this one."""
         other = Stream(self._model, self.stride, self.window, self._precision)
@@ -123,7 +126,7 @@ class Stream:
         Raises:
             ValueError: the state is of another network.
         """
-        own = {name for name, module in self.network().named_modules() if is_kept(module)}
+        own = self.network()[1].keys()
         if state and state.keys() != own:
             raise ValueError(
                 f"the state has {len(state)} entries ({', '.join(sorted(state.keys() ^ own)[:3])}, "
@@ -131,8 +134,11 @@ class Stream:
             )
         self._state = {name: value.clone() for name, value in state.items()}
 
-    def network(self) -> nn.Module:
-        """The plain network of the stride; its first step builds it from the weights then."""
+    def network(self) -> tuple[nn.Module, dict[str, nn.Module]]:
+        """The plain network of the stride, and its layers that keep something, by name.
+
+        The first step at a stride builds it, from the weights at that time.
+        """
         flexible = isinstance(self._model, FrameFlexible)
         count = self._model.trained_frames[-1] // self.stride if flexible else None
         with self._lock:
@@ -143,13 +149,11 @@ class Stream:
                     network = extract(self._model, count)
                 else:
                     network = copy.deepcopy(self._model)
-                self._networks[count] = network.to(PRECISIONS[self._precision])
+                network = network.to(PRECISIONS[self._precision])
+                named = network.named_modules()
+                kept = {name: m for name, m in named if getattr(m, "keeps_frames", False)}
+                self._networks[count] = network, kept
             return self._networks[count]
-
-
-def is_kept(module: nn.Module) -> bool:
-    """Whether a layer keeps something of the frames of a stream."""
-    return getattr(module, "keeps_frames", False)
 
 
 def stream(
@@ -163,7 +167,8 @@ def stream(
 
     Args:
         model: a plain or frame-flexible network that is ``causal``, in eval mode.
-        stride: the caller passes every so-manieth frame; it may change later.
+        stride: frames from one step to the next: the caller leaves out those between. It may
+            change later.
         window: number of frames after which the average over time forgets older ones: it becomes an
             exponential one with this time constant. None: the average of all frames.
         precision: "fp32", or "bf16".
@@ -174,7 +179,7 @@ def stream(
     network = model.model if isinstance(model, FrameFlexible) else model
     if not getattr(network, "causal", False):
         raise ValueError(
-            f"{type(network).__name__} reads frames to come; a stream needs a causal network: "
+            f"{type(network).__name__} reads later frames; a stream needs a causal network: "
             "ffn.create_model(…, causal=True), or model.causal=true of a training"
         )
     if model.training:

@@ -26,7 +26,7 @@ class PerFrame(nn.Module):
     Args:
         net: maps images (N, C, H, W) to logits (N, K). Layers that mix frames read T from
             ``length`` of this module.
-        causal: they read no later frames, so that the network runs streams (:class:`ffn.Stream`).
+        causal: they read no later frames, so that the network runs streams (:func:`ffn.stream`).
     """
 
     def __init__(self, net: nn.Module, *, causal: bool = False) -> None:
