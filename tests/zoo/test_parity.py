@@ -154,7 +154,7 @@ def test_training_step_is_the_references(reference, variant, monkeypatch):
         module = sys.modules["ffn.layers.temporal_shift"]
         shift = module.temporal_shift
         monkeypatch.setattr(
-            module, "temporal_shift", lambda x, frames, divisor: shift(x, 16, divisor)
+            module, "temporal_shift", lambda x, frames, divisor, causal: shift(x, 16, divisor)
         )
     family = reference.split("_")[0]
     expected = EXPECTED[family]["training_step"][variant]
