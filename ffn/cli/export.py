@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CALIBRATION_CLIPS, HELD_OUT_CLIPS = 256, 512  # at most
 SEED = 0  # of the choice of clips
 
-_INT8 = Parameter(group=Group("int8"))
+_INT8, _STREAM = Parameter(group=Group("int8")), Parameter(group=Group("stream"))
 
 
 def export(
@@ -41,6 +41,8 @@ def export(
     int8: Annotated[bool, _INT8] = False,
     calibration: Annotated[ExistingPath | None, _INT8] = None,
     root: Annotated[str | None, _INT8] = None,
+    stride: Annotated[PositiveInt | None, _STREAM] = None,
+    window: Annotated[PositiveInt | None, _STREAM] = None,
     overwrite: Overwrite = False,
     imports: Imports = None,
 ) -> None:
@@ -65,35 +67,47 @@ def export(
         calibration: Annotation list, or a folder per class: half of the videos set the ranges, the
             others compare int8 with fp32.
         root: Folder that relative paths of the list start from; default: its folder.
+        stride: Of a causal network: a frame and the state of a stream to logits and the next state,
+            for a stream of every n-th frame.
+        window: Frames of the stream after which earlier ones are forgotten; default: never.
     """
-    if (frames is None) != all_frames:
-        raise ValueError("give either --frames T, for one file, or --all-frames, for a folder")
+    if (frames is not None) + all_frames + (stride is not None) != 1:
+        raise ValueError(
+            "give one of --frames T, for a file, --all-frames, for a folder, and --stride N, for "
+            "the step of a stream"
+        )
+    if stride is not None and (preprocess or probabilities or dynamic_frames or int8):
+        raise ValueError("a step takes normalized frames and returns logits; give --stride alone")
     if output is None and to is None:
         raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
     if int8 != (calibration is not None) or (int8 and (all_frames or size)):
         raise ValueError("--int8 and --calibration belong together, for one file of trained size")
     import_extensions(imports or [])
     from ffn.export import export as export_file
-    from ffn.export import export_all
+    from ffn.export import export_all, export_step, stream
     from ffn.export.formats import suffix_of
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights)
-    output = output or _default_output(record.name, frames, to, int8=int8)
+    kind = f".stride_{stride}" if stride else f".frames_{frames}" if frames else ""
+    output = output or _default_output(f"{record.name}{kind}{'.int8' * int8}", to)
     refuse_existing([output], overwrite, inputs=[weights])
     options: dict[str, Any] = {
         "size": size,
-        "preprocess": preprocess,
-        "probabilities": probabilities,
-        "dynamic_frames": dynamic_frames,
         "record": _with_hash(record, weights).to_dict(),
         "overwrite": overwrite,
     }
+    if stride is None:
+        options |= {"preprocess": preprocess, "probabilities": probabilities}
+        options["dynamic_frames"] = dynamic_frames
     if all_frames:
         print(*export_all(model, output, to=to or "onnx", **options), sep="\n")
         return
     if to is not None and not output.name.endswith(suffix_of(to)):
         raise ValueError(f"--output is {output}; files of --to {to} end in {suffix_of(to)}")
+    if stride is not None:
+        print(export_step(stream(model, stride=stride, window=window), output, **options))
+        return
     if int8:
         options["calibration"] = read_calibration(calibration, record, frames, preprocess, root)
     print(export_file(model, output, frames=frames, **options))
@@ -159,13 +173,12 @@ class Inputs(Sequence["Tensor"]):
         return Normalize(self.dataset.preprocessing)(clip[None])
 
 
-def _default_output(name: str, frames: int | None, to: str, *, int8: bool) -> Path:
+def _default_output(name: str, to: str) -> Path:
     """``NAME.frames_8.onnx``, or the folder ``NAME.onnx``, in the current folder."""
     from ffn.export.formats import suffix_of
 
     name = Path(name.replace("\\", "/")).name  # a record of others may have any name
-    count = "" if frames is None else f".frames_{frames}"
-    return Path(f"{name}{count}{'.int8' * int8}{suffix_of(to)}")
+    return Path(f"{name}{suffix_of(to)}")
 
 
 def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from export_helpers import randomize
 from torch import Tensor, nn
 
 import ffn
+from ffn.cli import main
 from ffn.core import FrameFlexible, PrivateModules
 from ffn.engine import build_network
 from ffn.engine.config import load_config
+from ffn.zoo import save_weights
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "vit_tiny"]
 COUNTS = (4, 8, 16)
@@ -198,6 +201,24 @@ def test_exported_step(tmp_path: Path, name: str, suffix: str) -> None:
     }
     with pytest.raises(FileExistsError):
         ffn.export(stream, tmp_path / f"step.{suffix}", size=32)
+
+
+def test_export_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    meta = {"model": "tsm_tiny", "num_classes": 5, "trained_frames": COUNTS}
+    meta["model_args"], model = {"causal": True}, causal()
+    save_weights(model, Path("net.safetensors"), meta | {"preprocessing": {"crop": 32}})
+    command = ["export", "--weights", "net.safetensors", "--stride", "2", "--to", "torch"]
+    assert main([*command, "--window", "4"]) == 0
+    step = torch.export.load("net.stride_2.pt2").module()
+    described = json.loads(Path("net.stride_2.pt2.json").read_text())["stream"]
+    state = [torch.zeros(2, *shape[1:]) for shape in described["state"].values()]
+    right = run(ffn.stream(model, stride=2, window=4), video())
+    for frame, expected in zip(video().unbind(2), right, strict=True):
+        logits, *state = step(frame, *state)
+        assert difference(logits, expected) < 1e-5
+    assert main([*command, "--frames", "4"]) == 2
+    assert main([*command, "--output", "b.pt2", "--probabilities"]) == 2
 
 
 @pytest.mark.slow
