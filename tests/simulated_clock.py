@@ -28,8 +28,8 @@ class SimulatedClock(Pace):
     def __init__(self) -> None:
         super().__init__()
         self._time = 0.0
-        self._lock = threading.Lock()
-        self._waiters: dict[threading.Thread, Waiter] = {}
+        self._own = threading.Lock()
+        self._blocked: dict[threading.Thread, Waiter] = {}
 
     def now(self) -> float:
         return self._time
@@ -38,43 +38,43 @@ class SimulatedClock(Pace):
         """Let the time pass for this thread, as work does."""
         self._block(lambda: False, seconds)
 
-    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+    def wait_for(self, ready: Callable[[], object], seconds: float | None = None) -> None:
         if not ready():
-            self.changed.release()
+            self.release()
             try:
                 self._block(ready, seconds)
             finally:
-                self.changed.acquire()
+                self.acquire()
 
     def _block(self, ready: Callable[[], bool], seconds: float | None) -> None:
         thread, wake = threading.current_thread(), threading.Event()
-        with self._lock:
+        with self._own:
             until = None if seconds is None else self._time + seconds
-            self._waiters[thread] = Waiter(ready, until, wake)
+            self._blocked[thread] = Waiter(ready, until, wake)
         while True:
-            with self._lock:
+            with self._own:
                 self._wake_next()
             # The other thread may end, or not have begun, without a word.
             if wake.wait(0.002):
                 return
-            with self._lock:
+            with self._own:
                 if thread.name.startswith(READER) and not wake.is_set() and ready():
-                    self._waiters.pop(thread)  # it is to end, and the other thread waits for that
+                    self._blocked.pop(thread)  # it is to end, and the other thread waits for that
                     return
 
     def _wake_next(self) -> None:
         """If no thread runs, wake the one that is ready, or whose time comes first."""
         readers = {t for t in threading.enumerate() if t.name.startswith(READER)}
-        if readers - self._waiters.keys() or not self._waiters.keys() - readers:
+        if readers - self._blocked.keys() or not self._blocked.keys() - readers:
             return
-        ready = [thread for thread, waiter in self._waiters.items() if waiter.ready()]
-        ends = [(w.until, n) for n, w in enumerate(self._waiters.values()) if w.until is not None]
+        ready = [thread for thread, waiter in self._blocked.items() if waiter.ready()]
+        ends = [(w.until, n) for n, w in enumerate(self._blocked.values()) if w.until is not None]
         if ready:
             chosen = ready[0]
         elif ends:
             until, place = min(ends)
-            chosen = list(self._waiters)[place]
+            chosen = list(self._blocked)[place]
             self._time = max(self._time, until)
         else:
             raise AssertionError("all threads wait for ever")
-        self._waiters.pop(chosen).wake.set()
+        self._blocked.pop(chosen).wake.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,25 +52,21 @@ class Clips:
         indices = tuple(frame.number for frame in chosen)
         return self._predictor.predict([replace(clip, pixels=pixels, indices=indices)])[0]
 
-    def interval(self, window: Sequence[Frame]) -> float:
-        """Seconds of the clock from one run to the next, per frame of the stride."""
-        first, last = window[0], window[-1]
-        captured = last.captured - first.captured
-        # A single frame has no rate.
-        return self._step * captured / (last.time - first.time) if captured > 0 else math.inf
+    def runs(self, first: Frame, last: Frame) -> float:
+        """Number of runs from one frame to another, at the stride 1."""
+        return (last.time - first.time) / self._step
 
 
 class Steps:
     """Runs a causal network over each frame that is kept, see :func:`ffn.stream`.
 
-    The average over time forgets frames before the window. Arguments and attributes are those of
-    :class:`Clips`, but for the seconds of a window in place of a step.
+    The average over time forgets frames before the window. Attributes are those of :class:`Clips`.
     """
 
     reads_all = True
 
-    def __init__(self, predictor: Predictor, name: str, frames: int | None, window: float) -> None:
-        self._predictor, self._name, self._window = predictor, name, window
+    def __init__(self, predictor: Predictor, name: str, frames: int | None, _: float) -> None:
+        self._predictor, self._name = predictor, name
         self._normalize = Normalize(predictor.preprocessing)
         self._stream = stream(predictor.model, precision=predictor.stream_precision)
         self._largest = predictor.default_frames
@@ -80,7 +75,6 @@ class Steps:
             raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
         self.counts = counts if frames is None else [frames]
         self.count = self.counts[-1]
-        self._began: Frame | None = None  # the first frame after an interruption
         self._newest: Frame | None = None
         self._logits: Tensor | None = None
 
@@ -93,7 +87,7 @@ class Steps:
         """Read the last frame, unless it was read; returns the prediction of all frames so far."""
         started, frame = time.perf_counter(), window[-1]
         if frame is not self._newest:
-            self._read(frame)
+            self._read(frame, frame.number - window[0].number + frame.stride)
         count = self._largest // frame.stride
         return Prediction(
             path=self._name,
@@ -108,19 +102,14 @@ class Steps:
             indices=tuple(frame.number for frame in window),
         )
 
-    def interval(self, window: Sequence[Frame]) -> float:
-        """Seconds of the clock from one frame of the source to the next."""
-        first, last = self._began, window[-1]
-        captured = last.captured - first.captured  # 0 for a burst, which has no rate
-        return captured / (last.number - first.number) if captured > 0 else math.inf
+    def runs(self, first: Frame, last: Frame) -> float:
+        """Number of runs from one frame to another, at the stride 1."""
+        return last.number - first.number
 
-    def _read(self, frame: Frame) -> None:
-        if self._began is None or frame.part != self._began.part:
+    def _read(self, frame: Frame, frames: int) -> None:
+        """Run the network; so many frames of the source are in the window."""
+        if self._newest is None or frame.part != self._newest.part:
             self._stream.reset()
-            self._began = frame
-        self._newest = frame
-        passed, count = frame.time - self._began.time, frame.number - self._began.number
-        self._stream.window = max(1, round(self._window * count / passed)) if passed else 1
-        self._stream.stride = frame.stride
+        self._newest, self._stream.window, self._stream.stride = frame, frames, frame.stride
         clip = frame.pixels[None, :, None].to(self._predictor.device)
         self._logits = self._stream.step(self._normalize(clip)[0, :, 0])

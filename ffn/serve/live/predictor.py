@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import timeit
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ffn.data import EvalTransform
 from ffn.serve.live.networks import Clips, Steps
-from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window
+from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, mean_interval
 from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 JOIN = 30.0  # seconds that close waits for a source that does not answer
 MAX_LAG = 1.0  # seconds; frames that are later are dropped
+SHORTEST = 1e-3  # seconds of a window, and from one answer to the next
 
 
 @dataclass(frozen=True)
@@ -118,30 +120,34 @@ class LivePredictor:
         pace: Pace | None = None,
     ) -> None:
         step = window / 2 if step is None else step
-        for name, value in {"window": window, "step": step}.items():
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value!r}; expected a number above 0")
-        for name, value in {"smooth": smooth, "margin": margin}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}; expected a number of 0 or more")
+        for name, value, least in (
+            ("window", window, SHORTEST),
+            ("step", step, SHORTEST),
+            ("smooth", smooth, 0),
+            ("margin", margin, 0),
+        ):
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; expected a number of {least:g} or more")
         self._source, self._on_event = open_source(source), on_event
-        self._pace = pace or Pace()
-        self._changed = self._pace.changed
-        kind, seconds = (Steps, window) if predictor.is_causal else (Clips, step)
-        self._network = kind(predictor, self._source.name, frames, seconds)
-        self._why = "the largest count" if frames is None else ""
+        kind = Steps if predictor.is_causal else Clips
+        self._network = kind(predictor, self._source.name, frames, step)
         self._control: LoadControl | None = None
+        self._why = "the largest count" if frames is None else ""
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._size = predictor.preprocessing.crop
         self._transform = EvalTransform(predictor.preprocessing)
+        self._window = Window(window, step)  # of the frames that were kept
+        self._began: Frame | None = None  # the first since an interruption
+        self._received = self._dropped = self._skipped = 0
+        self._seen = 0  # frames that were dropped before the last run
+
+        self._pace = pace or Pace()
         self._thread: threading.Thread | None = None
-        self._window, self._newest = Window(window, step), None  # of the frames that were kept
+        self._events: deque[SourceEvent] = deque()
         # For the network: windows, and whether an answer is due with them.
         self._queue: deque[tuple[list[Frame], bool]] = deque()
-        self._ended = False
+        self._ended = self._closed = False
         self._error: BaseException | None = None
-        self._part = self._received = self._dropped = self._skipped = 0
-        self._seen = 0  # frames that were dropped before the last run
 
     def __iter__(self) -> Iterator[LiveAnswer]:
         """Start, and give the answers until the source ends or the predictor is closed.
@@ -150,7 +156,7 @@ class LivePredictor:
             VideoError: if the source cannot be read.
             RuntimeError: if it was started or closed before.
         """
-        if self._thread is not None or self._pace.closed:
+        if self._thread is not None or self._closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
         self._control = LoadControl(self._measure(), self._why)
         name = f"ffn live: {self._source.name}"
@@ -158,113 +164,112 @@ class LivePredictor:
         self._thread.start()
         try:
             while (news := self._next()) is not None:
+                if isinstance(news, SourceEvent):
+                    self._on_event(news)
+                    continue
                 window, is_due = news
                 prediction = self._run(window)
                 if is_due:
                     yield self._answer(prediction, window)
+            if self._error is not None and not self._closed:
+                raise self._error
         finally:
             self.close()
 
     def close(self) -> None:
         """End the thread and close the source; waits for both."""
-        with self._changed:
-            self._pace.closed = True
-            self._changed.notify_all()
+        with self._pace:
+            self._closed = True
+            self._pace.notify_all()
         if self._thread is not None:
             self._thread.join(JOIN)
 
     # The thread that reads.
 
     def _read(self) -> None:
-        is_due = True
         try:
-            with closing(self._source.frames(self._pace)) as arrivals:
+            with closing(self._source.frames(self._pace.now)) as arrivals:
                 for arrival in arrivals:
-                    if (frame := self._keep(arrival)) is not None:
-                        is_due = self._window.add(frame)
-                        self._put(is_due)
-                    if self._pace.closed:
+                    if isinstance(arrival, SourceEvent):
+                        self._events.append(arrival)
+                        self._sleep(arrival.wait or 0.0)
+                    else:
+                        self._sleep(arrival.captured - self._pace.now())
+                        self._add(arrival)
+                    if self._closed:
                         return
-            if self._window.frames and not is_due:  # the last answer is about the last frames
+            if not self._window.is_due:  # the last answer is about the last frames
                 self._queue.append(([*self._window.frames], True))
         except BaseException as error:  # raised where the answers are taken
             self._error = error
         finally:
-            with self._changed:
+            with self._pace:
                 self._ended = True
-                self._changed.notify_all()
+                self._pace.notify_all()
 
-    def _keep(self, arrival: Arrival) -> Frame | None:
-        """The input of the network; None for a frame that is late, or between two strides."""
+    def _sleep(self, seconds: float) -> None:
+        with self._pace:
+            self._pace.notify_all()
+            if seconds > 0:
+                self._pace.wait_for(lambda: self._closed, seconds)
+
+    def _add(self, arrival: Arrival) -> None:
+        """Keep a frame, unless it is late or between two strides, and give the network the window.
+
+        Windows that have waited too long for the network are dropped.
+        """
         number, self._received = self._received, self._received + 1
-        if arrival.is_new_part:
-            self._part += 1
-            self._window.clear()
-        if self._pace.now() - arrival.captured > MAX_LAG:
+        now, frames, stride = self._pace.now(), self._window.frames, self._network.stride
+        if now - arrival.captured > MAX_LAG:
             self._dropped += 1
-            return None
-        stride, before = self._network.stride, self._newest
-        if before and before.part == self._part and number - before.number < stride:
-            return None
-        image = torch.from_numpy(arrival.image().copy())
-        pixels = self._transform(image[None])[0]
+            return
+        if frames and frames[-1].part == arrival.part and number - frames[-1].number < stride:
+            return
+        pixels = self._transform(torch.from_numpy(arrival.image().copy())[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        of = (number, arrival.time, arrival.captured, pixels, stride, self._part)
-        self._newest = Frame(*of)
-        return self._newest
-
-    def _put(self, is_due: bool) -> None:
-        """Give the window to the network, and drop those that have waited too long for it."""
-        if not (is_due or self._network.reads_all):
+        frame = Frame(number, arrival.time, arrival.captured, pixels, stride, arrival.part)
+        self._window.add(frame)
+        if not (self._window.is_due or self._network.reads_all):
             return
         oldest = self._pace.now() - (MAX_LAG if self._network.reads_all else 0.0)
-        with self._changed:
-            self._queue.append(([*self._window.frames], is_due))
+        with self._pace:
+            self._queue.append(([*frames], self._window.is_due))
             while len(self._queue) > 1 and self._queue[0][0][-1].captured <= oldest:
                 _, was_due = self._queue.popleft()
                 self._skipped += was_due
                 self._dropped += self._network.reads_all
-            self._changed.notify_all()
+            self._pace.notify_all()
 
     # The thread that iterates.
 
-    def _next(self) -> tuple[list[Frame], bool] | None:
-        """The next window, and whether an answer is due; None at the end."""
-        while True:
-            with self._changed:
-                self._pace.wait(self._has_news)
-                events, self._pace.events = self._pace.events, []
-                news = self._queue.popleft() if self._queue else None
-                is_over = self._ended and news is None
-            for event in events:
-                self._on_event(event)
-            if self._pace.closed:
-                return None
-            if is_over and self._error is not None:
-                raise self._error
-            if is_over or news is not None:
-                return news
-
-    def _has_news(self) -> bool:
-        return bool(self._queue or self._pace.events or self._ended or self._pace.closed)
+    def _next(self) -> SourceEvent | tuple[list[Frame], bool] | None:
+        """The next event, or the next window and whether an answer is due; None at the end."""
+        with self._pace:
+            self._pace.wait_for(lambda: self._events or self._queue or self._ended or self._closed)
+            queue = self._events or self._queue
+            return queue.popleft() if queue and not self._closed else None
 
     def _run(self, window: list[Frame]) -> Prediction:
-        started, stride = self._pace.now(), window[-1].stride
+        started, last = self._pace.now(), window[-1]
+        if self._began is None or self._began.part != last.part:
+            self._began = window[0]
         prediction = replace(self._network.run(window), why=self._control.why)
-        if stride == self._network.stride:  # else it was kept for the count before
+        if last.stride == self._network.stride:  # else it was kept for the count before
             now, before, self._seen = self._pace.now(), self._seen, self._dropped
-            interval, is_late = self._network.interval(window), self._seen > before
-            self._control.update((now - started) / stride, interval, now, late=is_late)
+            captured = last.captured - self._began.captured  # 0 for a burst, which has no rate
+            runs = self._network.runs(self._began, last)
+            interval = captured / runs if captured > 0 else math.inf
+            is_late = self._seen > before
+            self._control.update((now - started) / last.stride, interval, now, late=is_late)
             self._network.count = self._control.count
         return prediction
 
     def _answer(self, prediction: Prediction, window: list[Frame]) -> LiveAnswer:
-        first, last = window[0], window[-1]
-        # Each frame is shown as long as their mean interval.
-        end = last.time + (last.time - first.time) / max(1, len(window) - 1)
+        last = window[-1]
         changed = self._labels.update(prediction.probabilities, last.time)
+        end = last.time + mean_interval(window)
         return LiveAnswer(
-            replace(prediction, start=first.time, end=end),
+            replace(prediction, start=window[0].time, end=end),
             self._labels.probabilities,
             self._labels.shown,
             changed,
@@ -276,14 +281,14 @@ class LivePredictor:
         )
 
     def _measure(self) -> dict[int, float]:
-        """Seconds of a frame of the stride, by count; the first run of each builds its network."""
+        """Seconds of a frame of the stream, by count; the first run of each builds its network."""
         pixels, seconds = torch.zeros(3, self._size, self._size, dtype=torch.uint8), {}
         for count in self._network.counts:
-            self._network.count, runs = count, []
-            for _ in range(4):
-                frame = Frame(0, 0.0, 0.0, pixels, self._network.stride, part=-1)
-                started = self._pace.now()
-                self._network.run([frame])
-                runs.append(self._pace.now() - started)
-            seconds[count] = min(runs[1:]) / frame.stride
+            self._network.count, stride = count, self._network.stride
+
+            def run(stride: int = stride) -> None:
+                self._network.run([Frame(0, 0.0, 0.0, pixels, stride, part=-1)])
+
+            runs = timeit.repeat(run, number=1, repeat=4, timer=self._pace.now)
+            seconds[count] = min(runs[1:]) / stride
         return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -10,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +24,8 @@ from ffn.files import without_password
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, is_address, open_input
 
+Clock = Callable[[], float]
+"""Gives seconds since an arbitrary moment."""
 Grab = tuple[float | None, Callable[[], np.ndarray]]
 """A frame of a connection: the sender's time in seconds, if any; what gives its RGB pixels."""
 
@@ -33,21 +37,13 @@ SHORTEST = 1e-3  # least seconds from a frame to the next one
 DRIFT = 1e-3  # largest difference in speed between the clocks of a camera and of this machine
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A frame that a source gives.
+class Arrival(NamedTuple):
+    """A frame that a source gives."""
 
-    Attributes:
-        time: In the stream, seconds after its first frame.
-        captured: Time of the clock when it was captured, as far as that is known.
-        image: Gives its pixels, uint8 RGB (H, W, 3).
-        is_new_part: Whether frames before it are missing, as after an interruption.
-    """
-
-    time: float
-    captured: float
-    image: Callable[[], np.ndarray]
-    is_new_part: bool = False
+    time: float  # in the stream, seconds after its first frame
+    captured: float  # time of the clock, as far as it is known; of files, when the frame is due
+    image: Callable[[], np.ndarray]  # gives its pixels, uint8 RGB (H, W, 3)
+    part: int = 0  # interruptions before it
 
 
 @dataclass(frozen=True)
@@ -67,40 +63,12 @@ class SourceEvent:
     wait: float | None = None
 
 
-class Pace:
-    """The clock of a source and its reader, on which both wait; their events and their end.
-
-    Attributes:
-        changed: Held to read or to change what both share.
-        closed: Whether the reader is closed.
-        events: Of the source, until the reader takes them.
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.closed = False
-        self.events: list[SourceEvent] = []
+class Pace(threading.Condition):
+    """What two threads share: it is held to read or to change that, and has a clock."""
 
     def now(self) -> float:
         """Seconds since an arbitrary moment; never steps back."""
         return monotonic()
-
-    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait, with `changed` held, until something is ready or the time has passed."""
-        self.changed.wait_for(ready, seconds)
-
-    def sleep(self, seconds: float) -> bool:
-        """Wait; returns False if the reader was closed."""
-        if seconds > 0 and not self.closed:
-            with self.changed:
-                self.wait(lambda: self.closed, seconds)
-        return not self.closed
-
-    def report(self, event: SourceEvent) -> None:
-        """Tell the reader of an event."""
-        with self.changed:
-            self.events.append(event)
-            self.changed.notify_all()
 
 
 @dataclass(frozen=True)
@@ -109,55 +77,48 @@ class Source:
 
     Attributes:
         name: For people.
-        frames: Gives the frames when they are due, or as they come. It raises VideoError if the
-            source cannot be read.
+        frames: Gives the frames, and its events. Frames of files are due later, those of others
+            are given as they come. It raises VideoError if the source cannot be read.
     """
 
     name: str
-    frames: Callable[[Pace], Iterator[Arrival]]
+    frames: Callable[[Clock], Iterator[Arrival | SourceEvent]]
 
 
 def _play(
-    given: Input, speed: float, repeat: bool, fps: float | None, pattern: str, pace: Pace
+    given: Input, speed: float, repeat: bool, fps: float | None, pattern: str, now: Clock
 ) -> Iterator[Arrival]:
     """The frames of a video at its own rate."""
     with open_input(given, pattern=pattern) as (_, video):
         times, duration = frame_times(video, fps)
-        began, offset, goes_on = pace.now(), 0.0, True
+        began, offset, goes_on = now(), 0.0, True
         while goes_on:
             for index, image in video.in_order(range(len(video))):
                 time = offset + float(times[index])
-                due = began + time / speed
-                if not pace.sleep(due - pace.now()):
-                    return
-                yield Arrival(time, due, lambda image=image: image)
+                yield Arrival(time, began + time / speed, lambda image=image: image)
             offset, goes_on = offset + duration, repeat
 
 
-def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], pace: Pace) -> Iterator[Arrival]:
+def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], now: Clock) -> Iterator[Arrival]:
     """The frames of an iterable, which are live when it gives them.
 
     Raises:
-        ValueError: if a frame is not uint8 (H, W, 3), or not later than the one before.
+        ValueError: if a frame is not later than the one before.
     """
-    first = last = None
+    first, last = None, -math.inf
     for time, frame in pairs:
-        image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            came = f"{image.dtype} of the shape {image.shape}"
-            raise ValueError(f"a frame is {came}; expected uint8 RGB (H, W, 3)")
-        first = time if first is None else first
-        if last is not None and not time > last:
+        if not time > last:
             raise ValueError(
                 f"a frame has the time {time}, the one before {last}; expected ascending times"
             )
-        last = time
-        yield Arrival(float(time - first), pace.now(), lambda image=image: image)
+        first, last = time if first is None else first, time
+        image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
+        yield Arrival(float(time - first), now(), lambda image=image: image)
 
 
 def _stay_connected(
-    name: str, connect: Callable[[], Iterator[Grab]], attempts: int | None, pace: Pace
-) -> Iterator[Arrival]:
+    name: str, connect: Callable[[], Iterator[Grab]], attempts: int | None, now: Clock
+) -> Iterator[Arrival | SourceEvent]:
     """The frames of a camera or a stream. After an interruption, it connects again.
 
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
@@ -166,74 +127,63 @@ def _stay_connected(
     Raises:
         VideoError: after so many failed attempts in a row; None: never.
     """
-    times, attempt = _StreamTimes(), 0
+    ended = VideoError(name, "the stream has ended")
+    times, attempt = None, 0
     while True:
-        state, error = "failed", None
+        state, error = "failed", ended
         try:
             with closing(connect()) as grabs:
                 for sent, image in grabs:
-                    is_new_part = state == "failed"
-                    if is_new_part:
-                        pace.report(SourceEvent("connected", name, attempt))
+                    arrived = now()
+                    times = times or _StreamTimes(arrived)
+                    if is_first := state == "failed":
+                        yield SourceEvent("connected", name, attempt)
                         state, attempt = "interrupted", 0
-                    yield times.arrival(sent, image, pace.now(), is_new_part)
+                    yield times.arrival(sent, image, arrived, is_first)
         except VideoError as raised:
             error = raised
-        if times.began is None:
-            raise error or VideoError(name, "the stream has no frame")
-        cause = error.cause if error else "the stream has ended"
+        if times is None:
+            raise error
         if attempts is not None and attempt >= attempts:
-            if error or attempt:
-                raise VideoError(name, f"{cause}; gave up after {attempt} attempts")
-            return
+            if error is ended and not attempt:
+                return
+            raise VideoError(name, f"{error.cause}; gave up after {attempt} attempts")
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(attempt, 16))
-        pace.report(SourceEvent(state, cause, attempt, wait))
+        yield SourceEvent(state, error.cause, attempt, wait)
         attempt += 1
-        if not pace.sleep(wait):
-            return
 
 
 class _StreamTimes:
     """Times of the frames of a stream, over interruptions.
 
-    They are those that the sender gave to the frames, as long as these ascend by at most `BREAK`.
-    Otherwise, and after an interruption, they go on with the time of arrival.
+    They ascend as those of the sender, if these ascend by at most `BREAK`. Otherwise, and after an
+    interruption, they ascend as the clock, and a new part begins.
 
     A frame is late by its delay beyond the smallest one before. That smallest delay may grow by
     `DRIFT` of the time, since clocks differ.
     """
 
-    def __init__(self) -> None:
-        self.began: float | None = None  # time of the clock at the first frame
-        self._offset: float | None = None  # from the times of the sender in this part
-        self._time = self._delay = self._least = 0.0  # of the frame before
+    def __init__(self, now: float) -> None:
+        self._part, self._late, self._sent = -1, 0.0, 0.0  # of the frame before
+        self._now, self._time = now, -SHORTEST
 
     def arrival(
-        self, sent: float | None, image: Callable[[], np.ndarray], now: float, is_new_part: bool
+        self, sent: float | None, image: Callable[[], np.ndarray], now: float, is_first: bool
     ) -> Arrival:
-        """A frame that arrives now."""
-        is_first = self.began is None
-        self.began = now if is_first else self.began
-        elapsed = now - self.began
-        if sent is None or self._offset is None:  # as late as the frame before
-            time = elapsed - self._delay
-        else:
-            time = sent + self._offset
-        if is_new_part or not 0 <= time - self._time <= BREAK:
-            is_new_part, time, self._offset, self._least = True, elapsed, None, 0.0
-        if not is_first:
-            # Frames that came faster than they were sent have later times than now.
-            time = max(time, self._time + SHORTEST)
-        if sent is not None and self._offset is None:
-            self._offset = time - sent
-        delay = elapsed - time
-        self._least = min(self._least + DRIFT * (time - self._time), delay)
-        self._time, self._delay = time, delay
-        return Arrival(time, now - (delay - self._least), image, is_new_part and not is_first)
+        """A frame that arrives now, the first of a connection or not."""
+        waited = now - self._now
+        sent = self._sent + waited if sent is None else sent
+        passed = sent - self._sent
+        if is_first or not 0 <= passed <= BREAK:
+            self._part, self._late, passed = self._part + 1, 0.0, waited
+        passed = max(passed, SHORTEST)
+        self._late = max(0.0, self._late + waited - (1 + DRIFT) * passed)
+        self._now, self._sent, self._time = now, sent, self._time + passed
+        return Arrival(self._time, now - self._late, image, self._part)
 
 
 def _connect(
-    address: str, timeout: float, options: dict[str, str], kind: str | None = None
+    address: str, kind: str | None, timeout: float, options: dict[str, str]
 ) -> Iterator[Grab]:
     """The frames of a camera or at an address.
 
@@ -297,9 +247,8 @@ def open_source(
     if isinstance(given, Source):
         return given
     text = str(given) if isinstance(given, (int, str, os.PathLike)) else ""
-    camera = f"/dev/video{text}" if text.isdecimal() else text
-    is_camera = re.fullmatch(r"/dev/video\d+", camera) is not None
-    is_stream = is_camera or (isinstance(given, str) and is_address(given))
+    camera = re.fullmatch(r"(?:/dev/video)?(\d+)", text)
+    is_stream = camera or (isinstance(given, str) and is_address(given))
     is_file = not is_stream and isinstance(given, (str, os.PathLike, bytes, np.ndarray, Tensor))
     foreign = {} if is_file else {"speed": speed, "repeat": repeat or None, "fps": fps}
     foreign |= {} if is_stream else {"attempts": attempts, "options": options or None}
@@ -312,13 +261,11 @@ def open_source(
     if is_file:
         name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else "video in memory"
         return Source(name, partial(_play, given, speed or 1.0, repeat, fps, pattern))
-    if is_camera:
-        connect = partial(_connect, camera, timeout, dict(options or {}), kind="v4l2")
-        return Source(camera, partial(_stay_connected, camera, connect, attempts))
     if is_stream:
+        address, kind = (f"/dev/video{camera[1]}", "v4l2") if camera else (given, None)
         # UDP, the default of FFmpeg for RTSP, loses packets.
         chosen = {"rtsp_transport": "tcp", **(options or {}), "protocol_whitelist": PROTOCOLS}
-        name, connect = without_password(given), partial(_connect, given, timeout, chosen)
+        name, connect = without_password(address), partial(_connect, address, kind, timeout, chosen)
         return Source(name, partial(_stay_connected, name, connect, attempts))
     if isinstance(given, Iterable):
         return Source(type(given).__name__, partial(_take, given))

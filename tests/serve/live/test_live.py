@@ -17,7 +17,7 @@ from simulated_clock import SimulatedClock
 from ffn.data import VideoError
 from ffn.export import Stream
 from ffn.serve import LivePredictor, Predictor, open_source
-from ffn.serve.live.sources import Arrival, Pace, Source
+from ffn.serve.live.sources import Arrival, Clock, Source
 
 
 def threads() -> list[str]:
@@ -88,10 +88,10 @@ def test_a_causal_network_answers_about_all_frames(causal, footage) -> None:
 def test_a_causal_network_begins_again_after_an_interruption(causal, footage) -> None:
     """Also if the first frame after it is late, and dropped."""
 
-    def frames(pace: Pace) -> Iterator[Arrival]:
+    def frames(now: Clock) -> Iterator[Arrival]:
         for n, image in enumerate(footage):
-            captured = pace.now() - (2 if n == 40 else 0)
-            yield Arrival(n / 10, captured, lambda image=image: image, is_new_part=n == 40)
+            captured = now() - (2 if n == 40 else 0)
+            yield Arrival(n / 10, captured, lambda image=image: image, part=int(n >= 40))
 
     source, clock = Source("camera", frames), SimulatedClock()
     *_, last = LivePredictor(causal, source, 60.0, step=1, frames=8, pace=clock)
@@ -183,7 +183,7 @@ def test_an_iterator_of_frames(predictor, footage) -> None:
     (answer,) = LivePredictor(predictor, pairs, 60.0, frames=8)
     assert torch.equal(answer.prediction.probabilities, predictor(footage, frames=8).probabilities)
     for wrong in ([(0, footage[0].astype(float))], [(1, footage[0]), (1, footage[1])]):
-        with pytest.raises(ValueError, match="a frame"):
+        with pytest.raises(ValueError, match="frame"):
             list(LivePredictor(predictor, wrong, frames=2))
 
 
