@@ -1,0 +1,77 @@
+"""The example on a local cluster of two machines: a killed worker loses and doubles no row."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from ray.cluster_utils import Cluster
+from serve_files import save_network, write_video
+
+from ffn.serve import Predictor
+
+EXAMPLE = Path(__file__).parents[2] / "examples/predict_with_ray.py"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    found.add_node(num_cpus=2)
+    yield found
+    found.shutdown()
+
+
+def workers(cluster: Cluster) -> list[int]:
+    """Actors that hold a network."""
+    raylets = [n.all_processes["raylet"][0].process.pid for n in cluster.list_all_nodes()]
+    parents = ",".join(map(str, raylets))
+    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", parents], capture_output=True)
+    rows = [line.split(maxsplit=1) for line in found.stdout.decode().splitlines()]
+    return [int(pid) for pid, name in rows if name.startswith("ray::MapWorker")]
+
+
+@pytest.mark.slow
+def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
+    weights = str(save_network(tmp_path / "net.safetensors", spread=0.1))
+    random, paths = np.random.default_rng(0), [str(tmp_path / f"{n}.mp4") for n in range(60)]
+    for path in paths[1:]:
+        write_video(Path(path), random.integers(0, 256, (40, 64, 64, 3), np.uint8), rate=10)
+    listed, output = tmp_path / "list.csv", tmp_path / "rows"
+    command = [sys.executable, EXAMPLE, listed, output, "--weights", weights]
+    command += ["--actors", "2", "--rows", "2", "--frames", "4"]
+    environment = os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
+
+    def start(count: int) -> subprocess.Popen[str]:
+        pd.DataFrame({"path": paths[:count]}).to_csv(listed, index=False)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, env=environment, **pipes)
+
+    running = start(50)
+    while not list(output.glob("*.parquet")):
+        assert running.poll() is None, running.stdout.read()
+        time.sleep(0.02)
+    os.kill(workers(cluster)[0], signal.SIGKILL)
+    assert len(list(output.glob("*.parquet"))) < 20
+    text = running.communicate()[0]
+    assert running.returncode == 0, text
+    again = start(60)
+    text = again.communicate()[0]
+    assert (again.returncode, "10 videos to label" in text) == (0, True), text
+
+    rows = pd.read_parquet(output).set_index("path")
+    assert sorted(rows.index) == sorted(paths)
+    assert rows.error.dropna().to_dict() == {paths[0]: "no such file or folder"}
+    predictor = Predictor(weights, precision="fp32")
+    for path in paths[1:]:
+        found = [(rows.label[path], rows.probability[path])]
+        assert found == [
+            (k, pytest.approx(p, abs=1e-5)) for k, p in predictor(path, frames=4).top(1)
+        ]
