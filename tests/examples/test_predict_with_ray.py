@@ -9,20 +9,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pytest
-from ray.cluster_utils import Cluster
 from serve_files import save_network, write_video
 
 from ffn.serve import Predictor
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples/predict_with_ray.py"
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
+    from ray.cluster_utils import Cluster
+
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     found.add_node(num_cpus=2)
     yield found
@@ -40,6 +44,8 @@ def workers(cluster: Cluster) -> list[int]:
 
 @pytest.mark.slow
 def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
+    import pandas as pd
+
     weights = str(save_network(tmp_path / "net.safetensors", spread=0.1))
     random, paths = np.random.default_rng(0), [str(tmp_path / f"{n}.mp4") for n in range(60)]
     for path in paths[1:]:
