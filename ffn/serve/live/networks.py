@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ffn.data import Normalize
 from ffn.export import stream
-from ffn.serve.live.rules import Frame, handful
+from ffn.serve.live.rules import Clock, Frame, LoadControl, fastest, handful
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -27,26 +27,29 @@ class Clips:
         name: Of the source.
         frames: Number of input frames; None: up to five of ``predictor.counts``.
         step: Seconds of the stream from one answer to the next.
+        now: The clock.
 
     Attributes:
-        counts: Numbers of input frames to choose from, ascending.
-        count: The one for the next run.
+        control: Chooses the number of input frames.
         stride: Frames of the source for one that is kept.
         reads_all: Whether the network runs for each frame that is kept.
     """
 
     stride, reads_all = 1, False
 
-    def __init__(self, predictor: Predictor, name: str, frames: int | None, step: float) -> None:
-        if frames is not None:
-            predictor.reader(frames)  # checks it
+    def __init__(
+        self, predictor: Predictor, name: str, frames: int | None, step: float, now: Clock
+    ) -> None:
         self._predictor, self._name, self._step = predictor, name, step
-        self.counts = handful(predictor.counts) if frames is None else [frames]
-        self.count = self.counts[-1]
+        predictor.reader(frames)  # checks it
+        counts = handful(predictor.counts) if frames is None else [frames]
+        run = predictor.warm_up
+        self.control = LoadControl({n: fastest(partial(run, [n]), now) for n in counts})
 
     def run(self, window: Sequence[Frame]) -> Prediction:
         """The prediction of a clip, sampled as from a window of a file."""
-        clip = self._predictor.reader(self.count).plan(self._name, range(len(window)), None)
+        reader = self._predictor.reader(self.control.count)
+        clip = reader.plan(self._name, range(len(window)), None)
         chosen = [window[place] for place in clip.indices]
         pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
         indices = tuple(frame.number for frame in chosen)
@@ -60,28 +63,33 @@ class Clips:
 class Steps:
     """Runs a causal network over each frame that is kept, see :func:`ffn.stream`.
 
-    The average over time forgets frames before the window. Attributes are those of :class:`Clips`.
+    The average over time forgets frames before the window. Arguments and attributes are those of
+    :class:`Clips`.
     """
 
     reads_all = True
 
-    def __init__(self, predictor: Predictor, name: str, frames: int | None, _: float) -> None:
+    def __init__(
+        self, predictor: Predictor, name: str, frames: int | None, step: float, now: Clock
+    ) -> None:
         self._predictor, self._name = predictor, name
         self._normalize = Normalize(predictor.preprocessing)
         self._stream = stream(predictor.model, precision=predictor.stream_precision)
-        self._largest = predictor.default_frames
+        self._largest, side = predictor.default_frames, predictor.preprocessing.crop
         counts = [self._largest // stride for stride in reversed(self._stream.strides)]
         if frames not in (None, *counts):
             raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
-        self.counts = counts if frames is None else [frames]
-        self.count = self.counts[-1]
-        self._newest: Frame | None = None
-        self._logits: Tensor | None = None
+        seconds, pixels = {}, torch.zeros(3, side, side, dtype=torch.uint8)
+        for count in counts if frames is None else [frames]:
+            self._newest = Frame(0, 0.0, 0.0, pixels, self._largest // count, part=-1)
+            run = partial(self._read, self._newest, 1)
+            seconds[count] = fastest(run, now) / self._newest.stride
+        self.control = LoadControl(seconds)
 
     @property
     def stride(self) -> int:
         """Frames of the source for one of the sub-network."""
-        return self._largest // self.count
+        return self._largest // self.control.count
 
     def run(self, window: Sequence[Frame]) -> Prediction:
         """Read the last frame, unless it was read; returns the prediction of all frames so far."""
@@ -91,7 +99,7 @@ class Steps:
         count = self._largest // frame.stride
         return Prediction(
             path=self._name,
-            probabilities=self._predictor.record.label_kind.probabilities(self._logits.cpu()),
+            probabilities=self._predictor.record.label_kind.probabilities(self._logits),
             classes=self._predictor.classes,
             frames=count,
             active=count,
@@ -108,8 +116,8 @@ class Steps:
 
     def _read(self, frame: Frame, frames: int) -> None:
         """Run the network; so many frames of the source are in the window."""
-        if self._newest is None or frame.part != self._newest.part:
+        if frame.part != self._newest.part:
             self._stream.reset()
         self._newest, self._stream.window, self._stream.stride = frame, frames, frame.stride
         clip = frame.pixels[None, :, None].to(self._predictor.device)
-        self._logits = self._stream.step(self._normalize(clip)[0, :, 0])
+        self._logits = self._stream.step(self._normalize(clip)[0, :, 0]).cpu()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import timeit
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ffn.data import EvalTransform
 from ffn.serve.live.networks import Clips, Steps
-from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, mean_interval
+from ffn.serve.live.rules import Frame, SteadyLabels, Window, mean_interval
 from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
@@ -129,19 +128,16 @@ class LivePredictor:
             if not least <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number of {least:g} or more")
         self._source, self._on_event = open_source(source), on_event
+        self._pace = pace or Pace()
         kind = Steps if predictor.is_causal else Clips
-        self._network = kind(predictor, self._source.name, frames, step)
-        self._control: LoadControl | None = None
-        self._why = "the largest count" if frames is None else ""
+        self._network = kind(predictor, self._source.name, frames, step, self._pace.now)
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
-        self._size = predictor.preprocessing.crop
         self._transform = EvalTransform(predictor.preprocessing)
         self._window = Window(window, step)  # of the frames that were kept
         self._began: Frame | None = None  # the first since an interruption
         self._received = self._dropped = self._skipped = 0
         self._seen = 0  # frames that were dropped before the last run
 
-        self._pace = pace or Pace()
         self._thread: threading.Thread | None = None
         self._events: deque[SourceEvent] = deque()
         # For the network: windows, and whether an answer is due with them.
@@ -158,7 +154,6 @@ class LivePredictor:
         """
         if self._thread is not None or self._closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
-        self._control = LoadControl(self._measure(), self._why)
         name = f"ffn live: {self._source.name}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -250,45 +245,30 @@ class LivePredictor:
             return queue.popleft() if queue and not self._closed else None
 
     def _run(self, window: list[Frame]) -> Prediction:
-        started, last = self._pace.now(), window[-1]
+        started, last, control = self._pace.now(), window[-1], self._network.control
         if self._began is None or self._began.part != last.part:
             self._began = window[0]
-        prediction = replace(self._network.run(window), why=self._control.why)
+        prediction = replace(self._network.run(window), why=control.why)
         if last.stride == self._network.stride:  # else it was kept for the count before
             now, before, self._seen = self._pace.now(), self._seen, self._dropped
             captured = last.captured - self._began.captured  # 0 for a burst, which has no rate
             runs = self._network.runs(self._began, last)
             interval = captured / runs if captured > 0 else math.inf
-            is_late = self._seen > before
-            self._control.update((now - started) / last.stride, interval, now, late=is_late)
-            self._network.count = self._control.count
+            control.update((now - started) / last.stride, interval, now, late=self._seen > before)
         return prediction
 
     def _answer(self, prediction: Prediction, window: list[Frame]) -> LiveAnswer:
         last = window[-1]
-        changed = self._labels.update(prediction.probabilities, last.time)
         end = last.time + mean_interval(window)
+        changed = self._labels.update(prediction.probabilities, last.time)
         return LiveAnswer(
-            replace(prediction, start=window[0].time, end=end),
-            self._labels.probabilities,
-            self._labels.shown,
-            changed,
-            last.time,
-            1000 * (self._pace.now() - last.captured),
-            self._received,
-            self._dropped,
-            self._skipped,
+            prediction=replace(prediction, start=window[0].time, end=end),
+            smoothed=self._labels.probabilities,
+            shown=self._labels.shown,
+            changed=changed,
+            time=last.time,
+            latency_ms=1000 * (self._pace.now() - last.captured),
+            received=self._received,
+            dropped=self._dropped,
+            skipped=self._skipped,
         )
-
-    def _measure(self) -> dict[int, float]:
-        """Seconds of a frame of the stream, by count; the first run of each builds its network."""
-        pixels, seconds = torch.zeros(3, self._size, self._size, dtype=torch.uint8), {}
-        for count in self._network.counts:
-            self._network.count, stride = count, self._network.stride
-
-            def run(stride: int = stride) -> None:
-                self._network.run([Frame(0, 0.0, 0.0, pixels, stride, part=-1)])
-
-            runs = timeit.repeat(run, number=1, repeat=4, timer=self._pace.now)
-            seconds[count] = min(runs[1:]) / stride
-        return seconds

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import timeit
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Clock = Callable[[], float]
+"""Gives seconds since an arbitrary moment."""
 
 TOLERANCE = 1e-6  # seconds: rounding of times
 EARLY = 0.25  # of the interval of frames, by which their times may be rounded
@@ -76,24 +80,28 @@ def handful(counts: Sequence[int]) -> list[int]:
     return sorted({min(counts, key=lambda count: abs(count - each)) for each in wanted})
 
 
+def fastest(run: Callable[[], object], now: Clock) -> float:
+    """Seconds of the fastest of three runs, after one that builds the network."""
+    return min(timeit.repeat(run, number=1, repeat=4, timer=now)[1:])
+
+
 class LoadControl:
     """Chooses the largest number of frames whose answers are ready before the next one is due.
 
     The rule is that of docs/live.md, "Load".
 
     Args:
-        seconds: Time of an answer on the idle machine, by count.
-        why: The reason for the largest count.
+        seconds: Time of an answer at the start, by count.
 
     Attributes:
         count: The number of frames for the next answer.
         why: The reason for it.
     """
 
-    def __init__(self, seconds: Mapping[int, float], why: str = "the largest count") -> None:
-        self._seconds = {count: max(each, 1e-9) for count, each in seconds.items()}
-        self._counts = sorted(seconds)
-        self.count, self.why = self._counts[-1], why
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        self._seconds = {count: max(seconds[count], 1e-9) for count in sorted(seconds)}
+        *_, self.count = self._seconds
+        self.why = "the largest count" if len(seconds) > 1 else ""
         self._factor, self._tight = 1.0, 0.0  # time at which the next higher count did not fit
 
     def update(self, seconds: float, interval: float, now: float, *, late: bool = False) -> None:
@@ -106,17 +114,17 @@ class LoadControl:
             late: Whether frames came so late since the last answer that they were dropped.
         """
         self._factor += WEIGHT * (seconds / self._seconds[self.count] - self._factor)
-        times = {count: self._factor * each for count, each in self._seconds.items()}
-        lower = [count for count in self._counts if count < self.count]
-        higher = [count for count in self._counts if count > self.count]
-        if lower and (late or times[self.count] > interval):
-            cause = "frames came late" if late else _compare(times[self.count], interval)
+        expected = {count: self._factor * each for count, each in self._seconds.items()}
+        lower = [count for count in expected if count < self.count]
+        higher = [count for count in expected if count > self.count]
+        if lower and (late or expected[self.count] > interval):
+            cause = "frames came late" if late else _compare(expected[self.count], interval)
             self.why = f"{self.count} frames are too slow: {cause}"
             self.count, self._tight = lower[-1], now
-        elif late or not higher or times[higher[0]] > MARGIN * interval:
+        elif late or not higher or expected[higher[0]] > MARGIN * interval:
             self._tight = now
         elif now - self._tight >= HOLD:
-            self.why = f"{higher[0]} frames fit again: {_compare(times[higher[0]], interval)}"
+            self.why = f"{higher[0]} frames fit again: {_compare(expected[higher[0]], interval)}"
             self.count, self._tight = higher[0], now
 
 

@@ -23,9 +23,8 @@ from ffn.data.decoding.opening import ffmpeg_message
 from ffn.files import without_password
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, is_address, open_input
+from ffn.serve.live.rules import Clock
 
-Clock = Callable[[], float]
-"""Gives seconds since an arbitrary moment."""
 Grab = tuple[float | None, Callable[[], np.ndarray]]
 """A frame of a connection: the sender's time in seconds, if any; what gives its RGB pixels."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from simulated_clock import SimulatedClock
 from ffn.data import VideoError
 from ffn.export import Stream
 from ffn.serve import LivePredictor, Predictor, open_source
-from ffn.serve.live.sources import Arrival, Clock, Source
+from ffn.serve.live.sources import Arrival, Source
 
 
 def threads() -> list[str]:
@@ -88,7 +88,7 @@ def test_a_causal_network_answers_about_all_frames(causal, footage) -> None:
 def test_a_causal_network_begins_again_after_an_interruption(causal, footage) -> None:
     """Also if the first frame after it is late, and dropped."""
 
-    def frames(now: Clock) -> Iterator[Arrival]:
+    def frames(now: Callable[[], float]) -> Iterator[Arrival]:
         for n, image in enumerate(footage):
             captured = now() - (2 if n == 40 else 0)
             yield Arrival(n / 10, captured, lambda image=image: image, part=int(n >= 40))
