@@ -81,9 +81,9 @@ class Steps:
             raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
         seconds, pixels = {}, torch.zeros(3, side, side, dtype=torch.uint8)
         for count in counts if frames is None else [frames]:
-            self._newest = Frame(0, 0.0, 0.0, pixels, self._largest // count, part=-1)
-            run = partial(self._read, self._newest, 1)
-            seconds[count] = fastest(run, now) / self._newest.stride
+            stride = self._largest // count
+            self._newest = Frame(0.0, 0.0, part=-1, stride=stride, pixels=pixels)
+            seconds[count] = fastest(partial(self._read, self._newest, 1), now) / stride
         self.control = LoadControl(seconds)
 
     @property

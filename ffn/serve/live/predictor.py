@@ -10,13 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform
 from ffn.serve.live.networks import Clips, Steps
 from ffn.serve.live.rules import Frame, SteadyLabels, Window, mean_interval
-from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
+from ffn.serve.live.sources import Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -189,8 +190,8 @@ class LivePredictor:
                         self._events.append(arrival)
                         self._sleep(arrival.wait or 0.0)
                     else:
-                        self._sleep(arrival.captured - self._pace.now())
-                        self._add(arrival)
+                        self._sleep(arrival[0].captured - self._pace.now())
+                        self._add(*arrival)
                     if self._closed:
                         return
             if not self._window.is_due:  # the last answer is about the last frames
@@ -208,22 +209,21 @@ class LivePredictor:
             if seconds > 0:
                 self._pace.wait_for(lambda: self._closed, seconds)
 
-    def _add(self, arrival: Arrival) -> None:
+    def _add(self, frame: Frame, image: Callable[[], np.ndarray]) -> None:
         """Keep a frame, unless it is late or between two strides, and give the network the window.
 
         Windows that have waited too long for the network are dropped.
         """
         number, self._received = self._received, self._received + 1
         now, frames, stride = self._pace.now(), self._window.frames, self._network.stride
-        if now - arrival.captured > MAX_LAG:
+        if now - frame.captured > MAX_LAG:
             self._dropped += 1
             return
-        if frames and frames[-1].part == arrival.part and number - frames[-1].number < stride:
+        if frames and frames[-1].part == frame.part and number - frames[-1].number < stride:
             return
-        pixels = self._transform(torch.from_numpy(arrival.image().copy())[None])[0]
+        pixels = self._transform(torch.from_numpy(image().copy())[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        frame = Frame(number, arrival.time, arrival.captured, pixels, stride, arrival.part)
-        self._window.add(frame)
+        self._window.add(frame._replace(number=number, stride=stride, pixels=pixels))
         if not (self._window.is_due or self._network.reads_all):
             return
         oldest = self._pace.now() - (MAX_LAG if self._network.reads_all else 0.0)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffn.serve.clips import UNREAD
+
 Clock = Callable[[], float]
 """Gives seconds since an arbitrary moment."""
 
@@ -24,14 +26,14 @@ HOLD = 5.0  # seconds during which a higher count must fit before it is used
 
 
 class Frame(NamedTuple):
-    """A frame of a stream, reduced to the input of the network."""
+    """A frame of a stream."""
 
-    number: int  # in the stream, from 0; dropped frames count
     time: float  # in the stream, seconds after its first frame
-    captured: float  # time of the clock
-    pixels: Tensor  # uint8 RGB (C, H, W), after the preprocessing of the network
-    stride: int = 1  # frames of the stream that it stands for
+    captured: float  # time of the clock, as far as it is known; of files, when the frame is due
     part: int = 0  # interruptions before it
+    number: int = 0  # in the stream; dropped frames count
+    stride: int = 1  # frames of the stream that it stands for
+    pixels: Tensor = UNREAD  # uint8 RGB (C, H, W), after the preprocessing of the network
 
 
 class Window:
@@ -105,12 +107,11 @@ class LoadControl:
         self._factor, self._tight = 1.0, 0.0  # time at which the next higher count did not fit
 
     def update(self, seconds: float, interval: float, now: float, *, late: bool = False) -> None:
-        """Take account of an answer.
+        """Take account of the time of an answer, and of the interval until the next is due.
 
         Args:
-            seconds: It took.
-            interval: Until the next is due, in seconds of the clock.
-            now: Time of the clock.
+            seconds: The answer took.
+            interval: In seconds of the clock, as is `now`.
             late: Whether frames came so late since the last answer that they were dropped.
         """
         self._factor += WEIGHT * (seconds / self._seconds[self.count] - self._factor)
@@ -156,12 +157,7 @@ class SteadyLabels:
         self.shown: tuple[int, ...] | None = None
 
     def update(self, probabilities: Tensor, time: float) -> bool:
-        """Take account of an answer; returns whether the shown labels change.
-
-        Args:
-            probabilities: (K,).
-            time: Of the answer in the stream, in seconds; ascending.
-        """
+        """Take account of an answer at a time of the stream; returns whether `shown` changes."""
         before, lead = self.shown, torch.zeros_like(probabilities)  # that a class must have
         if before is None:
             self.probabilities = probabilities.clone()

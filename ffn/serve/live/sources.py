@@ -23,8 +23,10 @@ from ffn.data.decoding.opening import ffmpeg_message
 from ffn.files import without_password
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, is_address, open_input
-from ffn.serve.live.rules import Clock
+from ffn.serve.live.rules import Clock, Frame
 
+Arrival = tuple[Frame, Callable[[], np.ndarray]]
+"""A frame that a source gives, without pixels; what gives them, uint8 RGB (H, W, 3)."""
 Grab = tuple[float | None, Callable[[], np.ndarray]]
 """A frame of a connection: the sender's time in seconds, if any; what gives its RGB pixels."""
 
@@ -34,15 +36,6 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds before the first new attempt, an
 BREAK = 10.0  # seconds by which the times of a stream may jump ahead
 SHORTEST = 1e-3  # least seconds from a frame to the next one
 DRIFT = 1e-3  # largest difference in speed between the clocks of a camera and of this machine
-
-
-class Arrival(NamedTuple):
-    """A frame that a source gives."""
-
-    time: float  # in the stream, seconds after its first frame
-    captured: float  # time of the clock, as far as it is known; of files, when the frame is due
-    image: Callable[[], np.ndarray]  # gives its pixels, uint8 RGB (H, W, 3)
-    part: int = 0  # interruptions before it
 
 
 @dataclass(frozen=True)
@@ -70,18 +63,11 @@ class Pace(threading.Condition):
         return monotonic()
 
 
-@dataclass(frozen=True)
-class Source:
-    """A source with its options; see :func:`open_source`.
+class Source(NamedTuple):
+    """A source with its options; see :func:`open_source`."""
 
-    Attributes:
-        name: For people.
-        frames: Gives the frames, and its events. Frames of files are due later, those of others
-            are given as they come. It raises VideoError if the source cannot be read.
-    """
-
-    name: str
-    frames: Callable[[Clock], Iterator[Arrival | SourceEvent]]
+    name: str  # for people
+    frames: Callable[[Clock], Iterator[Arrival | SourceEvent]]  # raises VideoError
 
 
 def _play(
@@ -94,7 +80,7 @@ def _play(
         while goes_on:
             for index, image in video.in_order(range(len(video))):
                 time = offset + float(times[index])
-                yield Arrival(time, began + time / speed, lambda image=image: image)
+                yield Frame(time, began + time / speed), lambda image=image: image
             offset, goes_on = offset + duration, repeat
 
 
@@ -112,7 +98,7 @@ def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], now: Clock) -> Ite
             )
         first, last = time if first is None else first, time
         image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
-        yield Arrival(float(time - first), now(), lambda image=image: image)
+        yield Frame(float(time - first), now()), lambda image=image: image
 
 
 def _stay_connected(
@@ -138,7 +124,7 @@ def _stay_connected(
                     if is_first := state == "failed":
                         yield SourceEvent("connected", name, attempt)
                         state, attempt = "interrupted", 0
-                    yield times.arrival(sent, image, arrived, is_first)
+                    yield times.frame(sent, arrived, is_first), image
         except VideoError as raised:
             error = raised
         if times is None:
@@ -166,9 +152,7 @@ class _StreamTimes:
         self._part, self._late, self._sent = -1, 0.0, 0.0  # of the frame before
         self._now, self._time = now, -SHORTEST
 
-    def arrival(
-        self, sent: float | None, image: Callable[[], np.ndarray], now: float, is_first: bool
-    ) -> Arrival:
+    def frame(self, sent: float | None, now: float, is_first: bool) -> Frame:
         """A frame that arrives now, the first of a connection or not."""
         waited = now - self._now
         sent = self._sent + waited if sent is None else sent
@@ -178,7 +162,7 @@ class _StreamTimes:
         passed = max(passed, SHORTEST)
         self._late = max(0.0, self._late + waited - (1 + DRIFT) * passed)
         self._now, self._sent, self._time = now, sent, self._time + passed
-        return Arrival(self._time, now - self._late, image, self._part)
+        return Frame(self._time, now - self._late, self._part)
 
 
 def _connect(

@@ -17,7 +17,8 @@ from simulated_clock import SimulatedClock
 from ffn.data import VideoError
 from ffn.export import Stream
 from ffn.serve import LivePredictor, Predictor, open_source
-from ffn.serve.live.sources import Arrival, Source
+from ffn.serve.live.rules import Frame
+from ffn.serve.live.sources import Source
 
 
 def threads() -> list[str]:
@@ -88,10 +89,10 @@ def test_a_causal_network_answers_about_all_frames(causal, footage) -> None:
 def test_a_causal_network_begins_again_after_an_interruption(causal, footage) -> None:
     """Also if the first frame after it is late, and dropped."""
 
-    def frames(now: Callable[[], float]) -> Iterator[Arrival]:
+    def frames(now: Callable[[], float]) -> Iterator[tuple]:
         for n, image in enumerate(footage):
             captured = now() - (2 if n == 40 else 0)
-            yield Arrival(n / 10, captured, lambda image=image: image, part=int(n >= 40))
+            yield Frame(n / 10, captured, int(n >= 40)), lambda image=image: image
 
     source, clock = Source("camera", frames), SimulatedClock()
     *_, last = LivePredictor(causal, source, 60.0, step=1, frames=8, pace=clock)

@@ -13,7 +13,7 @@ from ffn.serve.live.rules import HOLD, MARGIN, Frame, LoadControl, SteadyLabels,
 
 
 def is_due(window: Window, number: int, time: float, part: int = 0) -> bool:
-    window.add(Frame(number, time, 0.0, torch.zeros(0), part=part))
+    window.add(Frame(time, 0.0, part, number))
     return window.is_due
 
 
