@@ -32,10 +32,9 @@ class Clips:
     Attributes:
         control: Chooses the number of input frames.
         stride: Frames of the source for one that is kept.
-        reads_all: Whether the network runs for each frame that is kept.
     """
 
-    stride, reads_all = 1, False
+    stride = 1
 
     def __init__(
         self, predictor: Predictor, name: str, frames: int | None, step: float, now: Clock
@@ -66,8 +65,6 @@ class Steps:
     The average over time forgets frames before the window. Arguments and attributes are those of
     :class:`Clips`.
     """
-
-    reads_all = True
 
     def __init__(
         self, predictor: Predictor, name: str, frames: int | None, step: float, now: Clock

@@ -120,17 +120,15 @@ class LivePredictor:
         pace: Pace | None = None,
     ) -> None:
         step = window / 2 if step is None else step
-        for name, value, least in (
-            ("window", window, SHORTEST),
-            ("step", step, SHORTEST),
-            ("smooth", smooth, 0),
-            ("margin", margin, 0),
-        ):
+        numbers = {"window": window, "step": step, "smooth": smooth, "margin": margin}
+        for name, value in numbers.items():
+            least = SHORTEST if name in ("window", "step") else 0
             if not least <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number of {least:g} or more")
         self._source, self._on_event = open_source(source), on_event
         self._pace = pace or Pace()
-        kind = Steps if predictor.is_causal else Clips
+        self._is_causal = predictor.is_causal
+        kind = Steps if self._is_causal else Clips
         self._network = kind(predictor, self._source.name, frames, step, self._pace.now)
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
@@ -139,12 +137,12 @@ class LivePredictor:
         self._received = self._dropped = self._skipped = 0
         self._seen = 0  # frames that were dropped before the last run
 
-        self._thread: threading.Thread | None = None
+        self._closed = False
         self._events: deque[SourceEvent] = deque()
-        # For the network: windows, and whether an answer is due with them.
-        self._queue: deque[tuple[list[Frame], bool]] = deque()
-        self._ended = self._closed = False
-        self._error: BaseException | None = None
+        # Windows, and whether an answer is due with them; at last, an error, or None.
+        self._queue: deque[tuple[list[Frame], bool] | BaseException | None] = deque()
+        name = f"ffn live: {self._source.name}"
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
 
     def __iter__(self) -> Iterator[LiveAnswer]:
         """Start, and give the answers until the source ends or the predictor is closed.
@@ -153,13 +151,13 @@ class LivePredictor:
             VideoError: if the source cannot be read.
             RuntimeError: if it was started or closed before.
         """
-        if self._thread is not None or self._closed:
+        if self._thread.ident is not None or self._closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
-        name = f"ffn live: {self._source.name}"
-        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
         try:
             while (news := self._next()) is not None:
+                if isinstance(news, BaseException):
+                    raise news
                 if isinstance(news, SourceEvent):
                     self._on_event(news)
                     continue
@@ -167,8 +165,6 @@ class LivePredictor:
                 prediction = self._run(window)
                 if is_due:
                     yield self._answer(prediction, window)
-            if self._error is not None and not self._closed:
-                raise self._error
         finally:
             self.close()
 
@@ -177,12 +173,13 @@ class LivePredictor:
         with self._pace:
             self._closed = True
             self._pace.notify_all()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(JOIN)
 
     # The thread that reads.
 
     def _read(self) -> None:
+        end = None
         try:
             with closing(self._source.frames(self._pace.now)) as arrivals:
                 for arrival in arrivals:
@@ -197,11 +194,10 @@ class LivePredictor:
             if not self._window.is_due:  # the last answer is about the last frames
                 self._queue.append(([*self._window.frames], True))
         except BaseException as error:  # raised where the answers are taken
-            self._error = error
-        finally:
-            with self._pace:
-                self._ended = True
-                self._pace.notify_all()
+            end = error
+        with self._pace:
+            self._queue.append(end)
+            self._pace.notify_all()
 
     def _sleep(self, seconds: float) -> None:
         with self._pace:
@@ -224,23 +220,23 @@ class LivePredictor:
         pixels = self._transform(torch.from_numpy(image().copy())[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
         self._window.add(frame._replace(number=number, stride=stride, pixels=pixels))
-        if not (self._window.is_due or self._network.reads_all):
+        if not (self._window.is_due or self._is_causal):
             return
-        oldest = self._pace.now() - (MAX_LAG if self._network.reads_all else 0.0)
+        oldest = self._pace.now() - (MAX_LAG if self._is_causal else 0.0)
         with self._pace:
             self._queue.append(([*frames], self._window.is_due))
             while len(self._queue) > 1 and self._queue[0][0][-1].captured <= oldest:
                 _, was_due = self._queue.popleft()
                 self._skipped += was_due
-                self._dropped += self._network.reads_all
+                self._dropped += self._is_causal
             self._pace.notify_all()
 
     # The thread that iterates.
 
-    def _next(self) -> SourceEvent | tuple[list[Frame], bool] | None:
-        """The next event, or the next window and whether an answer is due; None at the end."""
+    def _next(self) -> SourceEvent | tuple[list[Frame], bool] | BaseException | None:
+        """The next event, or what is next in the queue; None if closed."""
         with self._pace:
-            self._pace.wait_for(lambda: self._events or self._queue or self._ended or self._closed)
+            self._pace.wait_for(lambda: self._events or self._queue or self._closed)
             queue = self._events or self._queue
             return queue.popleft() if queue and not self._closed else None
 

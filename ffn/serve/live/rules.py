@@ -119,19 +119,16 @@ class LoadControl:
         lower = [count for count in expected if count < self.count]
         higher = [count for count in expected if count > self.count]
         if lower and (late or expected[self.count] > interval):
-            cause = "frames came late" if late else _compare(expected[self.count], interval)
+            times = f"{expected[self.count]:.3g} s in {interval:.3g} s"
+            cause = "frames came late" if late else times
             self.why = f"{self.count} frames are too slow: {cause}"
             self.count, self._tight = lower[-1], now
         elif late or not higher or expected[higher[0]] > MARGIN * interval:
             self._tight = now
         elif now - self._tight >= HOLD:
-            self.why = f"{higher[0]} frames fit again: {_compare(expected[higher[0]], interval)}"
+            times = f"{expected[higher[0]]:.3g} s in {interval:.3g} s"
+            self.why = f"{higher[0]} frames fit again: {times}"
             self.count, self._tight = higher[0], now
-
-
-def _compare(seconds: float, interval: float) -> str:
-    given = f"{1000 * interval:.3g} ms" if math.isfinite(interval) else "any time"
-    return f"{1000 * seconds:.3g} ms in {given}"
 
 
 class SteadyLabels:
