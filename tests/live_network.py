@@ -43,9 +43,6 @@ class Network:
     def reader(self, frames: int) -> ClipReader:
         return ClipReader(self.preprocessing, "", Always(frames, ""))
 
-    def warm_up(self, counts: Sequence[int]) -> None:
-        self._clock.spend(sum(self._seconds(count, 0.0) for count in counts))
-
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         (clip,) = clips
         count = clip.pixels.shape[1]

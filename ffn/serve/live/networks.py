@@ -42,12 +42,14 @@ class Clips:
         self._predictor, self._name, self._step = predictor, name, step
         predictor.reader(frames)  # checks it
         counts = handful(predictor.counts) if frames is None else [frames]
-        run = predictor.warm_up
-        self.control = LoadControl({n: fastest(partial(run, [n]), now) for n in counts})
+        side = predictor.preprocessing.crop
+        window = [Frame(0.0, 0.0, pixels=torch.zeros(3, side, side, dtype=torch.uint8))]
+        seconds = {count: fastest(partial(self.run, window, count), now) for count in counts}
+        self.control = LoadControl(seconds)
 
-    def run(self, window: Sequence[Frame]) -> Prediction:
+    def run(self, window: Sequence[Frame], count: int | None = None) -> Prediction:
         """The prediction of a clip, sampled as from a window of a file."""
-        reader = self._predictor.reader(self.control.count)
+        reader = self._predictor.reader(count or self.control.count)
         clip = reader.plan(self._name, range(len(window)), None)
         chosen = [window[place] for place in clip.indices]
         pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ffn.data import EvalTransform
 from ffn.serve.live.networks import Clips, Steps
 from ffn.serve.live.rules import Frame, SteadyLabels, Window, mean_interval
-from ffn.serve.live.sources import Pace, SourceEvent, open_source
+from ffn.serve.live.sources import SHORTEST, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 JOIN = 30.0  # seconds that close waits for a source that does not answer
 MAX_LAG = 1.0  # seconds; frames that are later are dropped
-SHORTEST = 1e-3  # seconds of a window, and from one answer to the next
 
 
 @dataclass(frozen=True)

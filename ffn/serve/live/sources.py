@@ -34,7 +34,7 @@ Grab = tuple[float | None, Callable[[], np.ndarray]]
 PROTOCOLS = "rtsp,rtsps,rtp,srtp,rtmp,rtmps,srt,udp,tcp,tls,http,https,httpproxy,crypto"
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds before the first new attempt, and before any
 BREAK = 10.0  # seconds by which the times of a stream may jump ahead
-SHORTEST = 1e-3  # least seconds from a frame to the next one
+SHORTEST = 1e-3  # seconds, the least from a frame to the next one, and of a window
 DRIFT = 1e-3  # largest difference in speed between the clocks of a camera and of this machine
 
 
