@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 from cyclopts.types import PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import ConfigFile, Override
 from ffn.files import without_password
+
+if TYPE_CHECKING:
+    from ffn.data import ClipStore
 
 
 def pack(
@@ -41,11 +44,11 @@ def pack(
     loaded = load_config(config, overrides)
     options = loaded.data
 
-    from ffn.engine.build_data import read_config_splits, store_location
+    from ffn.engine.build_data import open_store, read_config_splits, store_location
 
     address = store_location(options)
     if verify:
-        return _verify(address)
+        return _verify(open_store(options))
     if "://" in address:
         raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
 
@@ -77,14 +80,11 @@ def pack(
     return 1 if report.unreadable else 0
 
 
-def _verify(address: str) -> int:
+def _verify(store: ClipStore) -> int:
     from rich.progress import track
 
-    from ffn.data import ClipStore
-
-    store = ClipStore(address)
     damaged = store.verify(lambda clips: track(clips, "verifying", transient=True))
     for error in damaged:
         print(f"damaged: {error}", file=sys.stderr)
-    print(f"{without_password(address)}: {len(store)} clips, {len(damaged)} damaged")
+    print(f"{without_password(store.path)}: {len(store)} clips, {len(damaged)} damaged")
     return 1 if damaged else 0

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
+from ffn.data.store import StoreError
 from ffn.data.workers import end_with_parent, start_forkserver
 
 GRACE = 5.0  # seconds after which a timeout of torch has had no effect
@@ -187,15 +188,17 @@ def watching() -> Iterator[None]:
     Raises:
         LoaderError: if a worker exited, or a batch exceeded the timeout.
         VideoError: if a video is unreadable; its message is that of the worker.
+        StoreError: if a store cannot be downloaded, as well.
     """
     try:
         yield
-    except VideoError as error:
+    except (VideoError, StoreError) as error:
         # torch puts the worker's traceback before the message.
-        name = f"\n{VideoError.__module__}.{VideoError.__qualname__}: "
+        kind = type(error)
+        name = f"\n{kind.__module__}.{kind.__qualname__}: "
         if name not in str(error):
             raise
-        raise VideoError(str(error).rpartition(name)[2].rstrip("\n")) from error
+        raise kind(str(error).rpartition(name)[2].rstrip("\n")) from error
     except Exception as error:
         cause = _worker_failure(error)
         if cause is None:

@@ -21,7 +21,7 @@ from ffn.engine.tasks import TASKS, Task
 
 # Options of the data without which the clips of a video are the same.
 OUTSIDE_OF_CLIPS = {"train", "val", "root", "classes", "labels", "test_frames", "test_protocol"}
-OUTSIDE_OF_CLIPS |= {"workers", "timeout", "cache_gib", "on_error"}
+OUTSIDE_OF_CLIPS |= {"workers", "timeout", "cache_gib", "store_cache_gib", "on_error"}
 
 
 def check_labels(config: Config) -> None:
@@ -279,27 +279,29 @@ def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> 
     )
 
 
-def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
-    """The clip store with the frames; None if they are read from the video files."""
+def open_store(options: DataConfig) -> data.ClipStore:
+    """The clip store of a config."""
+    limit = options.store_cache_gib
+    return data.ClipStore(
+        store_location(options),
+        root=options.root,
+        cache_bytes=None if limit is None else int(limit * 2**30),
+    )
+
+
+def _frame_source(options: DataConfig, *, resize: int) -> dict[str, Any]:
+    """Arguments of ``data.VideoDataset`` for the source of the frames."""
     if options.format == "video":
-        return None
-    store = data.ClipStore(store_location(options), root=options.root)
+        pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+        return {"decoder": options.decoder, **pattern}
+    store = open_store(options)
     if store.manifest.short_side < resize:
         raise ConfigError(
             f"the frames of the store {store.path} have a short side of "
             f"{store.manifest.short_side} px; data.resize is {resize} px. Pack the store at that "
             "size, lower data.resize, or use data.format=video"
         )
-    return store
-
-
-def _frame_source(options: DataConfig, *, resize: int) -> dict[str, Any]:
-    """Arguments of ``data.VideoDataset`` for the source of the frames."""
-    store = _open_store(options, resize=resize)
-    if store is not None:
-        return {"source": store.open_record}
-    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
-    return {"decoder": options.decoder, **pattern}
+    return {"source": store.open_record}
 
 
 def _frame_counts(config: Config) -> data.FrameCounts | None:

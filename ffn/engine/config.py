@@ -28,6 +28,7 @@ RESUMABLE = (
     "log",
     "data.root",
     "data.store",
+    "data.store_cache_gib",
     "data.workers",
     "data.timeout",
     "data.decoder",

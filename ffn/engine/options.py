@@ -63,6 +63,8 @@ class DataConfig(Section):
     """Read the files in the annotations, or a clip store made from them."""
     store: str = "store"
     """Clip store: folder under root, or URL (https://…, s3://…)."""
+    store_cache_gib: float | None = Field(None, ge=0)
+    """Disk for a store at a URL, GiB; what exceeds it is read anew every epoch; null: all."""
     classes: str | None = None
     """File with one class name per line; null: from train."""
     frame_pattern: str | None = None

@@ -1,4 +1,4 @@
-"""The files of a clip store: manifest, index and shards, in a folder or at an address.
+"""The formats of the files of a clip store: manifest, index and shards.
 
 store.json              manifest: options, counts, name and SHA-256 of the index; written last
 index-0123456789ab.db   SQLite: a row per clip, per shard and per unreadable video
@@ -11,15 +11,11 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from filelock import FileLock
 from pydantic import BaseModel, Field, ValidationError
 
-from ffn.files import atomic_write, sha256_of
-
 MANIFEST = "store.json"
-TIMEOUT = 60  # seconds without data, of http
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS options (short_side INTEGER, quality INTEGER);
 CREATE TABLE IF NOT EXISTS clips (
@@ -108,87 +104,6 @@ class Manifest(BaseModel, frozen=True, extra="forbid"):
                 f"{where} is damaged or of another version ({cause}). Copy it again, or pack "
                 "again into a new folder"
             ) from None
-
-
-class Files:
-    """The files of a store, in a local folder or at an address that fsspec opens.
-
-    The index and each shard at an address, such as https:// or s3://, are downloaded whole on first
-    use, compared with their SHA-256, and kept in a folder that many processes share.
-
-    Args:
-        name: Folder or address of the store.
-        cache: Folder of the downloads.
-    """
-
-    def __init__(self, name: str, cache: Path) -> None:
-        self.name, self.cache = name, cache
-
-    def manifest(self) -> bytes:
-        """The content of `store.json`.
-
-        Raises:
-            StoreError: if it does not exist, or cannot be downloaded.
-        """
-        try:
-            if "://" in self.name:
-                return _file_system(self.name).cat_file(f"{self.name}/{MANIFEST}")
-            return Path(self.name, MANIFEST).read_bytes()
-        except Exception as error:  # each file system has its own classes
-            raise StoreError(
-                f"{self.name} holds no finished clip store: {MANIFEST} cannot be read "
-                f"({_message(error)}); run ffn pack"
-            ) from None
-
-    def path(self, name: str, sha256: str) -> Path:
-        """Path of the index or of a shard; of an address, in the cache.
-
-        Raises:
-            OSError: if it cannot be downloaded, or has another SHA-256 than the store says.
-        """
-        if "://" not in self.name:
-            return Path(self.name, name)
-        path = self.cache / f"{sha256[:16]}-{name}"
-        if not path.exists():
-            self.cache.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{path}.lock"):
-                if not path.exists():
-                    _download(f"{self.name}/{name}", sha256, path)
-        return path
-
-
-def _download(address: str, sha256: str, path: Path) -> None:
-    with atomic_write(path) as target:
-        try:
-            _file_system(address).get_file(address, target.name)
-        except Exception as error:
-            raise OSError(f"{address} cannot be downloaded ({_message(error)})") from None
-        found = sha256_of(target.name)
-        if found != sha256:
-            raise OSError(
-                f"{address} has the SHA-256 {found[:16]}…, the store says {sha256[:16]}…; copy "
-                "the store again, or open it again if it has been packed again"
-            )
-
-
-def _file_system(address: str) -> Any:
-    """The file system of fsspec for an address."""
-    import fsspec
-
-    options = {}
-    if address.startswith("http"):
-        from aiohttp import ClientTimeout  # an ImportError names the missing package
-
-        # The default limits a whole download to five minutes.
-        timeout = ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
-        options = {"client_kwargs": {"timeout": timeout}}
-    return fsspec.core.url_to_fs(address, **options)[0]
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return f"{error}; pip install 'frame-flexible[store]'"
-    return f"{type(error).__name__}: {error}"
 
 
 def query(index: Path, text: str, *values: object) -> list[tuple]:

@@ -12,13 +12,13 @@ from ffn.data.decoding import VideoError
 from ffn.data.records import Record
 from ffn.data.store.layout import (
     Clip,
-    Files,
     Manifest,
     StoreError,
     Unreadable,
     key_of,
     query,
 )
+from ffn.data.store.remote import Files
 from ffn.data.store.video import StoredVideo
 from ffn.files import home, sha256_of
 
@@ -34,10 +34,13 @@ class ClipStore:
     Args:
         path: Folder, or an address that fsspec opens, such as `https://host/store` or
             `s3://bucket/store`. Shards at an address are downloaded whole on first use and kept.
+            A request that fails is repeated, five times within 31 seconds.
         root: Folder of the data set, which `open_record` removes from paths. It corresponds to the
             `root` of packing and may have moved.
         cache: Folder for the downloads from an address; default: a folder in `FFN_HOME`
             (`~/.cache/ffn`).
+        cache_bytes: Limit on the shards in that folder; None for no limit. The first shards are
+            kept. Frames of the others are read from the address, by ranges, at every use.
 
     Attributes:
         manifest: Content of `store.json`: short side, quality, and counts.
@@ -52,6 +55,7 @@ class ClipStore:
         *,
         root: str | os.PathLike[str] | None = None,
         cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         self.path, self.root = os.fspath(path).rstrip("/"), root
         own = home() / "stores" / hashlib.sha256(self.path.encode()).hexdigest()[:16]
@@ -66,6 +70,8 @@ class ClipStore:
             raise StoreError(
                 f"{self._index} is damaged: its SHA-256 differs from store.json; copy it again"
             )
+        if cache_bytes is not None:
+            self._files.limit(self._shards, cache_bytes)
 
     def __len__(self) -> int:
         return self.manifest.clips

@@ -16,7 +16,8 @@ import numpy as np
 from ffn.data.crops import resize
 from ffn.data.decoding import Video, VideoError, open_video
 from ffn.data.records import Record
-from ffn.data.store.layout import Clip, Files, shard_name
+from ffn.data.store.layout import Clip, shard_name
+from ffn.data.store.remote import Files, Part
 from ffn.limits import frame_refusal
 
 CHUNK_BYTES = 1 << 29  # of decoded frames in memory at a time
@@ -127,7 +128,7 @@ class StoredVideo(Video):
     @cached_property
     def _header(self) -> np.ndarray:
         length = FRAME.itemsize * len(self)
-        ((_, data),) = self._read([(None, 0, length, self.clip.crc)])
+        ((_, data),) = self._read([(None, Part(self.clip.offset, length, self.clip.crc))])
         header = np.frombuffer(data, FRAME)
         ends = header["end"].astype(np.int64)
         if (np.diff(ends, prepend=0) <= 0).any() or length + ends[-1] != self.clip.bytes:
@@ -135,24 +136,22 @@ class StoredVideo(Video):
         return header
 
     def _frames(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Index and JPEG of each frame, compared with its checksum."""
-        first, crcs = FRAME.itemsize * len(self), self._header["crc"].tolist()
+        """Index and JPEG of each frame, compared with its checksum; `indices` are ascending."""
+        first, crcs = self.clip.offset + FRAME.itemsize * len(self), self._header["crc"].tolist()
         ends = [0, *self._header["end"].tolist()]
-        return self._read((i, first + ends[i], ends[i + 1] - ends[i], crcs[i]) for i in indices)
+        parts = [(i, Part(first + ends[i], ends[i + 1] - ends[i], crcs[i])) for i in indices]
+        return self._read(parts)
 
-    def _read(
-        self, parts: Iterable[tuple[int | None, int, int, int]]
-    ) -> Iterator[tuple[int | None, bytes]]:
-        """Bytes of parts of the clip: frame (None for the header), offset, length and CRC-32."""
-        frame = None
+    def _read(self, parts: Sequence[tuple[int | None, Part]]) -> Iterator[tuple[int | None, bytes]]:
+        """Bytes of parts of the shard, each given with its frame (None for the header)."""
+        frame, name = None, shard_name(self.clip.shard)
         try:
-            with self._files.path(shard_name(self.clip.shard), self._sha256).open("rb") as file:
-                for frame, offset, size, crc in parts:
-                    file.seek(self.clip.offset + offset)
-                    data = file.read(size)
-                    if len(data) < size:
+            with self._files.reader(name, self._sha256, [part for _, part in parts]) as read:
+                for frame, part in parts:
+                    data = read(part)
+                    if len(data) < part.size:
                         raise self._damaged("the shard is truncated", frame)
-                    if zlib.crc32(data) != crc:
+                    if zlib.crc32(data) != part.crc:
                         raise self._damaged("a checksum differs", frame)
                     yield frame, data
         except FileNotFoundError:
