@@ -71,6 +71,10 @@ def test_appending_and_verifying_also_at_an_address(
     assert main(["pack", config, address]) == 2  # packs into folders alone
     assert main(["pack", config, address, "--verify"]) == 0
     assert "23 clips, 0 damaged" in capsys.readouterr().out
+    assert len([*tmp_path.glob("home/stores/*/*-shard-*.bin")]) == 2
+    kept_nowhere = [*STORE, address, "data.store_cache_gib=0"]
+    assert len(train_batches(root, *kept_nowhere)) == 3
+    assert not [*tmp_path.glob("home/stores/*/*-shard-*.bin")]
 
     shard = root / "store" / "shard-00001.bin"
     data = bytearray(shard.read_bytes())

@@ -30,6 +30,7 @@ GAP = 1 << 16  # bytes between two parts that one request reads
 PASSING = (408, 429)  # among the errors 4xx of http: timeout, too many requests
 
 Result = TypeVar("Result")
+Bytes = bytes | memoryview
 _log = logging.getLogger(__name__)
 
 
@@ -124,11 +125,12 @@ class Files:
     @contextmanager
     def reader(
         self, name: str, sha256: str, parts: Sequence[Part]
-    ) -> Iterator[Callable[[Part], bytes]]:
-        """A function that reads these parts of a shard; `parts` are in ascending order.
+    ) -> Iterator[Callable[[Part], Bytes]]:
+        """A function that reads and verifies one of these parts of a shard, in ascending order.
 
         Raises:
             StoreError: if they cannot be downloaded.
+            OSError: if the shard is truncated or damaged; raised by the function.
         """
         if name in self._not_kept:
             yield self._fetch(f"{self.name}/{name}", parts).__getitem__
@@ -140,7 +142,7 @@ class Files:
 
         def read(part: Part) -> bytes:
             file.seek(part.offset)
-            return file.read(part.size)
+            return _verified(file.read(part.size), part)
 
         with file:
             yield read
@@ -148,9 +150,9 @@ class Files:
     def _local(self, name: str, sha256: str) -> Path:
         return self.cache / f"{sha256[:16]}-{name}"
 
-    def _fetch(self, address: str, parts: Sequence[Part]) -> dict[Part, bytes]:
+    def _fetch(self, address: str, parts: Sequence[Part]) -> dict[Part, Bytes]:
         """Parts of a file, by requests of ranges; an attempt repeats only those that failed."""
-        found: dict[Part, bytes] = {}
+        found: dict[Part, Bytes] = {}
 
         def attempt(system: Any, address: str) -> None:
             spans = _spans([part for part in parts if part not in found])
@@ -180,18 +182,23 @@ def _spans(parts: Sequence[Part]) -> list[list[Part]]:
     return spans
 
 
-def _split(span: Sequence[Part], answer: bytes | Exception) -> dict[Part, bytes]:
-    """The parts of an answer to a request."""
+def _split(span: Sequence[Part], answer: bytes | Exception) -> dict[Part, Bytes]:
+    """The parts of an answer to a request, verified."""
     if isinstance(answer, Exception):
         raise answer
-    start, expected = span[0].offset, span[-1].end - span[0].offset
-    if len(answer) != expected:
-        raise OSError(f"{len(answer)} bytes came; expected {expected}")
-    found = {part: answer[part.offset - start : part.end - start] for part in span}
-    for part, data in found.items():
-        if zlib.crc32(data) != part.crc:
-            raise OSError(f"the checksum of {part.size} bytes from {part.offset} on differs")
-    return found
+    start, size = span[0].offset, span[-1].end - span[0].offset
+    if len(answer) != size:
+        raise OSError(f"{len(answer)} bytes came; expected {size}")
+    view = memoryview(answer)
+    return {part: _verified(view[part.offset - start :][: part.size], part) for part in span}
+
+
+def _verified(data: Any, part: Part) -> Any:
+    if len(data) < part.size:
+        raise OSError("the shard is truncated")
+    if zlib.crc32(data) != part.crc:
+        raise OSError("a checksum differs")
+    return data
 
 
 def _content(system: Any, address: str, **span: int) -> bytes:
