@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
+from ffn.data.store.remote import repeat
 from ffn.files import explain, without_password
 from ffn.limits import DOWNLOAD_BYTES
 
@@ -123,16 +124,18 @@ def _fetch(address: str, path: Path) -> None:
     Raises:
         VideoError: it cannot be downloaded, or is larger than `DOWNLOAD_BYTES`.
     """
-    try:
+
+    def attempt() -> None:
         with _open_address(address) as source, path.open("wb") as file:
             while chunk := source.read(CHUNK):
                 file.write(chunk)
                 if refusal := DOWNLOAD_BYTES.refusal(file.tell()):
                     raise VideoError(address, refusal)
-    except VideoError:
-        raise
-    except Exception as error:  # of the packages that fsspec calls
-        raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
+
+    try:
+        repeat(address, attempt)
+    except OSError as error:
+        raise VideoError(address, explain(error)) from error
 
 
 def _open_address(address: str) -> AbstractContextManager[IO[bytes]]:

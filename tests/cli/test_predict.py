@@ -47,6 +47,7 @@ def test_json_lines(capsys, weights, videos) -> None:
 
 def test_no_output_has_the_password_of_an_address(capsys, weights, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ffn.data.store.remote.WAITS", (0,))
     address = "http://me:s3cr@t@127.0.0.1:1/v.mp4?token=s3cr"
     Path("list.txt").write_text(f"{address}\n")
     written = predict(capsys, weights, "list.txt", "--output", "out.csv", "--workers", 0)[1:]

@@ -196,7 +196,7 @@ def test_a_server_that_stays_broken_is_an_error(server, root, records, tmp_path,
         next(iter(make_loader(data, batch_size=1, workers=1)))
     assert str(caught.value).startswith(f"{server.address}/shard-00000.bin cannot")
     server.has_ranges = False
-    with pytest.raises(StoreError, match="Range"):
+    with pytest.raises(StoreError, match="ranges"):
         ClipStore(server.address, cache=tmp_path, cache_bytes=0)
     server.fault = None
     assert len(ClipStore(server.address, cache=tmp_path, cache_bytes=1 << 20).open("videos/9.mkv"))

@@ -164,6 +164,31 @@ def server(tmp_path) -> Iterator[str]:
         server.shutdown()
 
 
+def test_a_download_is_repeated(predictor, mp4, server, tmp_path, monkeypatch) -> None:
+    """After an answer 503, and after a connection that is cut in the middle."""
+    expected, answers = predictor(mp4, frames=4), ["busy", "cut", "whole"]
+    (tmp_path / mp4.name).write_bytes(mp4.read_bytes())
+    send = SimpleHTTPRequestHandler.do_GET
+
+    def answer(handler) -> None:
+        kind = answers.pop(0)
+        if kind == "busy":
+            handler.send_error(503)
+        elif kind == "cut":
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(mp4.stat().st_size))
+            handler.end_headers()
+            handler.wfile.write(mp4.read_bytes()[:-100])
+        else:
+            send(handler)
+
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "do_GET", answer)
+    monkeypatch.setattr("ffn.data.store.remote.WAITS", (0, 0))
+    found = predictor(f"{server}/{mp4.name}", frames=4)
+    assert torch.equal(found.probabilities, expected.probabilities)
+    assert not answers
+
+
 def test_addresses(predictor, mp4, server, tmp_path, monkeypatch) -> None:
     expected = predictor(mp4, frames=4)
     (tmp_path / "a video.mp4").write_bytes(mp4.read_bytes())
@@ -177,7 +202,7 @@ def test_addresses(predictor, mp4, server, tmp_path, monkeypatch) -> None:
         (f"{server}/missing.mp4", "404 Client Error"),
         (f"{server}/page.mp4", "not a video"),
         (f"file://{tmp_path}/missing.mp4", "cannot be downloaded: .*No such file"),
-        ("nothing://host/video.mp4", "cannot be downloaded: Protocol not known"),
+        ("nothing://host/video.mp4", "cannot be downloaded: .*Protocol not known"),
     ):
         password = "s3/cr@t" if "nothing" in address else "s3cr@t"
         secret = address.replace("://", f"://me:{password}@")

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
+from ffn.data.decoding import VideoError
 from ffn.data.store.layout import MANIFEST, StoreError, shard_name
 from ffn.files import atomic_write, part_of, sha256_of, without_password
 
@@ -29,7 +30,6 @@ WAITS = (1, 2, 4, 8, 16)  # seconds before each further attempt
 GAP = 1 << 16  # bytes between two parts that one request reads
 PASSING = (408, 429)  # among the errors 4xx of http: timeout, too many requests
 
-Result = TypeVar("Result")
 Bytes = bytes | memoryview
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Files:
             StoreError: if it does not exist, or cannot be downloaded.
         """
         if "://" in self.name:
-            return _repeat(f"{self.name}/{MANIFEST}", _content)
+            return self._request(MANIFEST, lambda system, address: system.cat_file(address))
         try:
             return Path(self.name, MANIFEST).read_bytes()
         except OSError as error:
@@ -95,13 +95,14 @@ class Files:
         for path in {*self.cache.glob("*-shard-*.bin")} - local:
             with suppress(OSError):  # Windows removes no file that is open
                 path.unlink()
-        first = partial(_content, start=0, end=1)
-        if self._not_kept and len(_repeat(f"{self.name}/{MANIFEST}", first)) != 1:
-            total = sum(length for _, length in shards.values())
+        if not self._not_kept:
+            return
+        first = self._request(MANIFEST, lambda system, address: system.cat_file(address, 0, 1))
+        if len(first) != 1:
             raise StoreError(
-                f"{self.name}: the server sends no ranges of a file (Range: bytes=0-0), but only "
-                f"{size / 2**30:.3g} of {total / 2**30:.3g} GiB may be kept. Raise "
-                "data.store_cache_gib above that, or use another server, as nginx or S3"
+                f"{self.name}: the server sends whole files for requests of ranges, but "
+                f"{len(self._not_kept)} of {len(shards)} shards may not be kept. Raise "
+                "data.store_cache_gib, or use another server, as nginx or S3"
             )
 
     def path(self, name: str, sha256: str) -> Path:
@@ -119,7 +120,7 @@ class Files:
                 if not path.exists():
                     for part in self.cache.glob(f".{path.name}.*.part"):
                         part.unlink()  # of a process that was killed
-                    _repeat(f"{self.name}/{name}", partial(_download, sha256=sha256, path=path))
+                    self._request(name, partial(_download, sha256=sha256, path=path))
         return path
 
     @contextmanager
@@ -133,7 +134,7 @@ class Files:
             OSError: if the shard is truncated or damaged; raised by the function.
         """
         if name in self._not_kept:
-            yield self._fetch(f"{self.name}/{name}", parts).__getitem__
+            yield self._fetch(name, parts).__getitem__
             return
         try:
             file = self.path(name, sha256).open("rb")
@@ -150,7 +151,15 @@ class Files:
     def _local(self, name: str, sha256: str) -> Path:
         return self.cache / f"{sha256[:16]}-{name}"
 
-    def _fetch(self, address: str, parts: Sequence[Part]) -> dict[Part, Bytes]:
+    def _request(self, name: str, attempt: Callable[[Any, str], Any]) -> Any:
+        """The result of a function of a file system and the address of a file; see `repeat`."""
+        address = f"{self.name}/{name}"
+        try:
+            return repeat(address, lambda: attempt(_file_system(address), address))
+        except OSError as error:
+            raise StoreError(f"{without_password(address)} {error}") from None
+
+    def _fetch(self, name: str, parts: Sequence[Part]) -> dict[Part, Bytes]:
         """Parts of a file, by requests of ranges; an attempt repeats only those that failed."""
         found: dict[Part, Bytes] = {}
 
@@ -167,7 +176,7 @@ class Files:
             if errors:
                 raise errors[0]
 
-        _repeat(address, attempt)
+        self._request(name, attempt)
         return found
 
 
@@ -201,10 +210,6 @@ def _verified(data: Any, part: Part) -> Any:
     return data
 
 
-def _content(system: Any, address: str, **span: int) -> bytes:
-    return system.cat_file(address, **span)
-
-
 def _download(system: Any, address: str, *, sha256: str, path: Path) -> None:
     with atomic_write(path):
         system.get_file(address, str(part_of(path)))
@@ -213,31 +218,35 @@ def _download(system: Any, address: str, *, sha256: str, path: Path) -> None:
             raise OSError(f"its SHA-256 is {found[:16]}…, the store says {sha256[:16]}…")
 
 
-def _repeat(address: str, attempt: Callable[[Any, str], Result]) -> Result:
-    """The result of a call with a file system and an address; repeated after passing errors.
+def repeat(address: str, attempt: Callable[[], Any]) -> Any:
+    """The result of a function; it is called again after errors of a connection or a server.
 
     Raises:
-        StoreError: if an error will stay, as that of a missing file, or the last attempt fails.
+        OSError: if an error will stay, as that of a missing file, or the last attempt fails.
+        VideoError: as raised by the function.
     """
-    name = without_password(address)
     for number, wait in enumerate((*WAITS, None), 1):
         try:
-            return attempt(_file_system(address), address)
+            return attempt()
+        except VideoError:
+            raise
         except Exception as error:  # each file system has its own classes
+            message = _message(error)
             if wait is None or _stays(error):
-                raise StoreError(
-                    f"{name} cannot be downloaded ({_message(error)}), after {number} attempt(s). "
-                    "Check the connection and the copy of the store there, and run again"
-                ) from None
+                raise OSError(
+                    f"cannot be downloaded: {message}, after {number} attempt(s). Check the "
+                    "connection and the files at the address, and run again"
+                ) from error
             tries = f"attempt {number + 1} of {len(WAITS) + 1} in {wait} s"
-            _log.warning("%s: %s; %s", name, without_password(_message(error)), tries)
+            _log.warning("%s: %s; %s", *map(without_password, (address, message)), tries)
             time.sleep(wait)
     raise AssertionError
 
 
 def _stays(error: Exception) -> bool:
     """Whether another attempt would fail, too."""
-    status = getattr(error, "status", None) or 0
+    status = getattr(error, "status", None)  # of aiohttp
+    status = status or getattr(getattr(error, "response", None), "status_code", 0)  # of requests
     if 400 <= status < 500 or getattr(error, "errno", None) == errno.ENOSPC:
         return status not in PASSING
     # No such file, no access, a missing package, an unknown protocol
