@@ -180,6 +180,8 @@ def _connect(
     try:
         with av.open(address, metadata_errors="ignore", **given) as container:
             action, stream = "interrupted", video_stream(container)
+            # FFmpeg makes up times for these formats, of 25 frames per second.
+            has_times = not container.format.flags & av.format.Flags.no_timestamps.value
             if stream is None or stream.codec_context is None:
                 raise VideoError(name, "it has no video that FFmpeg decodes")
             stream.codec_context.thread_count = 1
@@ -189,7 +191,7 @@ def _connect(
                     with suppress(av.error.InvalidDataError):  # damaged on its way
                         for frame in packet.decode():
                             if not frame.is_corrupt:
-                                yield frame.time, partial(to_rgb, frame)
+                                yield frame.time if has_times else None, partial(to_rgb, frame)
     except (av.error.FFmpegError, OSError, ValueError) as error:
         is_late = isinstance(error, av.error.ExitError)  # what FFmpeg says at a timeout
         cause = f"no data for {timeout:g} s" if is_late else ffmpeg_message(error)

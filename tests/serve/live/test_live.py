@@ -138,10 +138,8 @@ def test_answers_are_skipped_if_the_smallest_count_is_too_slow() -> None:
 def test_a_source_that_is_late_drops_frames() -> None:
     """A reader that is stopped for 5 s: frames of more than 1 s ago are not kept."""
     clock = SimulatedClock()
-    live = LivePredictor(
-        Network(clock), open_source(np.zeros((100, 2, 2, 3), np.uint8), fps=5), 1.0, step=0.2,
-        pace=clock,
-    )  # fmt: skip
+    source = open_source(np.zeros((100, 2, 2, 3), np.uint8), fps=5)
+    live = LivePredictor(Network(clock), source, 1.0, step=0.2, pace=clock)
     transform, stopped = live._transform, []
 
     def slow(image):

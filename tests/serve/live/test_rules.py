@@ -49,34 +49,23 @@ def test_a_handful_of_counts() -> None:
     assert (handful([1, 2, 3]), handful([5])) == ([1, 2, 3], [5])
 
 
-class Machine:
-    """Answers of T frames take 10 T ms times its load; one is due every 200 ms."""
-
-    interval = 0.2
-
-    def __init__(self) -> None:
-        self.control = LoadControl({count: 0.01 * count for count in (4, 8, 16)})
-        self.now = 0.0
-        self.counts: list[int] = []
-
-    def run(self, seconds: float, load: float) -> None:
-        for _ in range(round(seconds / self.interval)):
-            count = self.control.count
-            self.counts.append(count)
-            self.now += self.interval
-            self.control.update(0.01 * count * load, self.interval, self.now)
-
-
 def test_a_higher_count_must_fit_with_a_margin_for_a_while() -> None:
-    machine = Machine()
-    machine.run(20, 2)
-    machine.run(60, 0.01 + MARGIN * 200 / 160)  # 16 frames would take a little above 70 %
-    assert machine.control.count == 8
-    before = len(machine.counts)
-    machine.run(60, MARGIN * 200 / 160 - 0.01)
-    held = next(n for n, count in enumerate(machine.counts[before:]) if count == 16)
-    assert HOLD <= held * machine.interval <= HOLD + 3  # the factor takes some answers to fall
-    assert sum(a != b for a, b in pairwise(machine.counts)) == 2
+    """Answers of T frames take 10 T ms times the load; one is due every 200 ms."""
+    control, counts = LoadControl({count: 0.01 * count for count in (4, 8, 16)}), []
+
+    def run(seconds: float, load: float) -> None:
+        for _ in range(round(5 * seconds)):
+            counts.append(control.count)
+            control.update(0.01 * control.count * load, 0.2, len(counts) / 5)
+
+    run(20, 2)
+    run(60, 0.01 + MARGIN * 200 / 160)  # 16 frames would take a little above 70 %
+    assert control.count == 8
+    before = len(counts)
+    run(60, MARGIN * 200 / 160 - 0.01)
+    held = counts[before:].index(16)
+    assert HOLD <= held / 5 <= HOLD + 3  # the factor takes some answers to fall
+    assert sum(a != b for a, b in pairwise(counts)) == 2
 
 
 def test_the_average_forgets_by_its_time_constant() -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from live_network import Network
@@ -21,7 +22,7 @@ from simulated_clock import SimulatedClock
 from ffn import files
 from ffn.data import VideoError
 from ffn.serve import LivePredictor, SourceEvent, open_source
-from ffn.serve.live.sources import Grab, Pace, Source, _stay_connected
+from ffn.serve.live.sources import Grab, Pace, Source, _connect, _stay_connected
 
 SENDER = Path(__file__).parents[2] / "send_stream.py"
 
@@ -142,6 +143,16 @@ def test_times_that_are_missing() -> None:
         answers = list(predictor)
         assert [a.time for a in answers] == pytest.approx([0.75, 1.75, 2.75, 3.75, 4.75])
         assert [a.latency_ms for a in answers] == pytest.approx([0] * 5, abs=1e-6)
+
+
+def test_formats_without_times(tmp_path) -> None:
+    """As that of web cameras over http: FFmpeg would count 25 frames per second."""
+    path = str(tmp_path / "a.mjpeg")
+    with av.open(path, "w") as output:
+        stream = output.add_stream("mjpeg", rate=10, width=16, height=16, pix_fmt="yuvj420p")
+        for _ in range(3):
+            output.mux(stream.encode(av.VideoFrame(16, 16, "yuvj420p")))
+    assert [sent for sent, _ in _connect(path, None, 5.0, {})] == [None] * 3
 
 
 def test_names_of_cameras_and_addresses() -> None:
