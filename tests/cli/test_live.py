@@ -58,11 +58,14 @@ def test_text_has_a_line_per_change_of_the_label(capsys, weights, video) -> None
 
 
 @pytest.mark.slow
-def test_the_example_of_a_load(tmp_path) -> None:
+@pytest.mark.parametrize("more", [[], ["--causal"]])
+def test_the_example_of_a_load(tmp_path, more: list[str]) -> None:
     """Of 12 s of video, for 6 s; other processes run in the middle."""
     example = [sys.executable, ROOT / "examples/live_under_load.py", "--folder", tmp_path]
     done = subprocess.run(
-        [*example, "--minutes", "0.2"], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False
+        [*example, "--minutes", "0.2", *more],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
     )
     assert done.returncode == 0
     found = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()]
