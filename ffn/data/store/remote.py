@@ -37,14 +37,9 @@ _log = logging.getLogger(__name__)
 class Part(NamedTuple):
     """Bytes of a shard, and their CRC-32."""
 
-    offset: int
-    size: int
+    start: int
+    end: int
     crc: int
-
-    @property
-    def end(self) -> int:
-        """Offset behind the last byte."""
-        return self.offset + self.size
 
 
 class Files:
@@ -142,8 +137,8 @@ class Files:
             file = self.path(name, sha256).open("rb")
 
         def read(part: Part) -> bytes:
-            file.seek(part.offset)
-            return _verified(file.read(part.size), part)
+            file.seek(part.start)
+            return _verified(file.read(part.end - part.start), part)
 
         with file:
             yield read
@@ -165,7 +160,7 @@ class Files:
 
         def attempt(system: Any, address: str) -> None:
             spans = _spans([part for part in parts if part not in found])
-            starts, ends = [s[0].offset for s in spans], [s[-1].end for s in spans]
+            starts, ends = [s[0].start for s in spans], [s[-1].end for s in spans]
             answers = system.cat_ranges([address] * len(spans), starts, ends, on_error="return")
             errors = []
             for span, answer in zip(spans, answers, strict=True):
@@ -184,7 +179,7 @@ def _spans(parts: Sequence[Part]) -> list[list[Part]]:
     """Groups of neighbouring parts, each for one request."""
     spans: list[list[Part]] = []
     for part in parts:
-        if spans and part.offset - spans[-1][-1].end <= GAP:
+        if spans and part.start - spans[-1][-1].end <= GAP:
             spans[-1].append(part)
         else:
             spans.append([part])
@@ -195,15 +190,15 @@ def _split(span: Sequence[Part], answer: bytes | Exception) -> dict[Part, Bytes]
     """The parts of an answer to a request, verified."""
     if isinstance(answer, Exception):
         raise answer
-    start, size = span[0].offset, span[-1].end - span[0].offset
+    start, size = span[0].start, span[-1].end - span[0].start
     if len(answer) != size:
         raise OSError(f"{len(answer)} bytes came; expected {size}")
     view = memoryview(answer)
-    return {part: _verified(view[part.offset - start :][: part.size], part) for part in span}
+    return {part: _verified(view[part.start - start : part.end - start], part) for part in span}
 
 
 def _verified(data: Any, part: Part) -> Any:
-    if len(data) < part.size:
+    if len(data) < part.end - part.start:
         raise OSError("the shard is truncated")
     if zlib.crc32(data) != part.crc:
         raise OSError("a checksum differs")

@@ -127,8 +127,8 @@ class StoredVideo(Video):
 
     @cached_property
     def _header(self) -> np.ndarray:
-        length = FRAME.itemsize * len(self)
-        ((_, data),) = self._read([(None, Part(self.clip.offset, length, self.clip.crc))])
+        length, start = FRAME.itemsize * len(self), self.clip.offset
+        ((_, data),) = self._read([(None, Part(start, start + length, self.clip.crc))])
         header = np.frombuffer(data, FRAME)
         ends = header["end"].astype(np.int64)
         if (np.diff(ends, prepend=0) <= 0).any() or length + ends[-1] != self.clip.bytes:
@@ -139,7 +139,7 @@ class StoredVideo(Video):
         """Index and JPEG of each frame, compared with its checksum; `indices` are ascending."""
         first, crcs = self.clip.offset + FRAME.itemsize * len(self), self._header["crc"].tolist()
         ends = [0, *self._header["end"].tolist()]
-        parts = [(i, Part(first + ends[i], ends[i + 1] - ends[i], crcs[i])) for i in indices]
+        parts = [(i, Part(first + ends[i], first + ends[i + 1], crcs[i])) for i in indices]
         return self._read(parts)
 
     def _read(self, parts: Sequence[tuple[int | None, Part]]) -> Iterator[tuple[int | None, Bytes]]:
