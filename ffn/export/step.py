@@ -61,7 +61,8 @@ class StepNetwork(DeployedNetwork):
         before = dict(zip(kept, state, strict=True))
         with self.network.length.streaming(*self._options, before) as after:
             logits = self.network(frame[:, :, None])
-        return logits, *(after[module] for module in kept)
+        # Programs of AOTInductor take strides for granted: those of zeros at the start.
+        return logits, *(after[module].contiguous() for module in kept)
 
     @property
     def input_shape(self) -> list[int | str]:

@@ -186,7 +186,9 @@ def test_option_of_a_training() -> None:
     assert build_network.model_args(config) == {"causal": True}
 
 
-@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "suffix", ["pt2", *(pytest.param(s, marks=pytest.mark.slow) for s in ("onnx", "aoti.pt2"))]
+)
 @pytest.mark.parametrize(
     "name", [FAMILIES[0], *(pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES[1:])]
 )
