@@ -4,7 +4,8 @@
     python examples/predict_with_ray.py LIST.csv OUTPUT --weights W --actors 8 [--gpus 1]
 
 LIST has a column path, of files or addresses that all machines open. A video that cannot be read is
-a row with its cause. Started again, it leaves out the videos that OUTPUT has.
+a row with its cause. Started again, with the same weights and frames, it leaves out the videos that
+OUTPUT has.
 """
 
 import argparse

@@ -67,17 +67,23 @@ def export(
         calibration: Annotation list, or a folder per class: half of the videos set the ranges, the
             others compare int8 with fp32.
         root: Folder that relative paths of the list start from; default: its folder.
-        stride: Of a causal network: a frame and the state of a stream to logits and the next state,
-            for a stream of every n-th frame.
-        window: Frames of the stream after which earlier ones are forgotten; default: never.
+        stride: Of a causal network: the step of a stream that reads every n-th frame. The file
+            takes a frame and the state of the stream, and returns logits and the next state.
+        window: Number of frames after which the average over time forgets earlier ones; default:
+            never.
     """
     if (frames is not None) + all_frames + (stride is not None) != 1:
         raise ValueError(
-            "give one of --frames T, for a file, --all-frames, for a folder, and --stride N, for "
-            "the step of a stream"
+            "give one of --frames T, for a file, --all-frames, for a folder, or --stride N, for a "
+            "step of a stream"
         )
     if stride is not None and (preprocess or probabilities or dynamic_frames or int8):
-        raise ValueError("a step takes normalized frames and returns logits; give --stride alone")
+        raise ValueError(
+            "--stride excludes --preprocess, --probabilities, --dynamic-frames and --int8: a step "
+            "takes a normalized frame and returns logits"
+        )
+    if window is not None and stride is None:
+        raise ValueError("--window is for the step of a stream; give --stride N too")
     if output is None and to is None:
         raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
     if int8 != (calibration is not None) or (int8 and (all_frames or size)):

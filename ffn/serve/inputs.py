@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
-from ffn.data.store.remote import repeat
+from ffn.data.store import remote
 from ffn.files import explain, without_password
 from ffn.limits import DOWNLOAD_BYTES
 
@@ -133,7 +133,7 @@ def _fetch(address: str, path: Path) -> None:
                     raise VideoError(address, refusal)
 
     try:
-        repeat(address, attempt)
+        remote.repeat(address, attempt, remote.WAITS[:2])  # a person may wait
     except OSError as error:
         raise VideoError(address, explain(error)) from error
 

@@ -221,6 +221,7 @@ def test_export_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert difference(logits, expected) < 1e-5
     assert main([*command, "--frames", "4"]) == 2
     assert main([*command, "--output", "b.pt2", "--probabilities"]) == 2
+    assert main([*command[:3], "--frames", "4", "--to", "torch", "--window", "4"]) == 2
 
 
 @pytest.mark.slow

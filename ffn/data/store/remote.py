@@ -150,7 +150,7 @@ class Files:
         """The result of a function of a file system and the address of a file; see `repeat`."""
         address = f"{self.name}/{name}"
         try:
-            return repeat(address, lambda: attempt(_file_system(address), address))
+            return repeat(address, lambda: attempt(_file_system(address), address), WAITS)
         except OSError as error:
             raise StoreError(f"{without_password(address)} {error}") from None
 
@@ -213,14 +213,19 @@ def _download(system: Any, address: str, *, sha256: str, path: Path) -> None:
             raise OSError(f"its SHA-256 is {found[:16]}…, the store says {sha256[:16]}…")
 
 
-def repeat(address: str, attempt: Callable[[], Any]) -> Any:
+def repeat(address: str, attempt: Callable[[], Any], waits: Sequence[float]) -> Any:
     """The result of a function; it is called again after errors of a connection or a server.
+
+    Args:
+        address: For messages.
+        attempt: The function.
+        waits: Seconds before each further call.
 
     Raises:
         OSError: if an error will stay, as that of a missing file, or the last attempt fails.
         VideoError: as raised by the function.
     """
-    for number, wait in enumerate((*WAITS, None), 1):
+    for number, wait in enumerate((*waits, None), 1):
         try:
             return attempt()
         except VideoError:
@@ -229,10 +234,10 @@ def repeat(address: str, attempt: Callable[[], Any]) -> Any:
             message = _message(error)
             if wait is None or _stays(error):
                 raise OSError(
-                    f"cannot be downloaded: {message}, after {number} attempt(s). Check the "
-                    "connection and the files at the address, and run again"
+                    f"cannot be downloaded: {message}, in attempt {number}. Check the connection "
+                    "and the files at the address, and run again"
                 ) from error
-            tries = f"attempt {number + 1} of {len(WAITS) + 1} in {wait} s"
+            tries = f"attempt {number + 1} of {len(waits) + 1} in {wait} s"
             _log.warning("%s: %s; %s", *map(without_password, (address, message)), tries)
             time.sleep(wait)
     raise AssertionError

@@ -132,7 +132,6 @@ class LivePredictor:
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
         self._window = Window(window, step)  # of the frames that were kept
-        self._began: Frame | None = None  # the first since an interruption
         self._received = self._dropped = self._skipped = 0
         self._seen = 0  # frames that were dropped before the last run
 
@@ -240,15 +239,13 @@ class LivePredictor:
             return queue.popleft() if queue and not self._closed else None
 
     def _run(self, window: list[Frame]) -> Prediction:
-        started, last, control = self._pace.now(), window[-1], self._network.control
-        if self._began is None or self._began.part != last.part:
-            self._began = window[0]
+        started, control = self._pace.now(), self._network.control
+        first, last = window[0], window[-1]
         prediction = replace(self._network.run(window), why=control.why)
         if last.stride == self._network.stride:  # else it was kept for the count before
             now, before, self._seen = self._pace.now(), self._seen, self._dropped
-            captured = last.captured - self._began.captured  # 0 for a burst, which has no rate
-            runs = self._network.runs(self._began, last)
-            interval = captured / runs if captured > 0 else math.inf
+            captured = last.captured - first.captured  # 0 for a burst, which has no rate
+            interval = captured / self._network.runs(first, last) if captured > 0 else math.inf
             control.update((now - started) / last.stride, interval, now, late=self._seen > before)
         return prediction
 

@@ -248,8 +248,9 @@ def open_source(
         return Source(name, partial(_play, given, speed or 1.0, repeat, fps, pattern))
     if is_stream:
         address, kind = (f"/dev/video{camera[1]}", "v4l2") if camera else (given, None)
-        # UDP, the default of FFmpeg for RTSP, loses packets.
-        chosen = {"rtsp_transport": "tcp", **(options or {}), "protocol_whitelist": PROTOCOLS}
+        chosen = dict(options or {})
+        if not camera:  # UDP, the default of FFmpeg for RTSP, loses packets.
+            chosen = {"rtsp_transport": "tcp", **chosen, "protocol_whitelist": PROTOCOLS}
         name, connect = without_password(address), partial(_connect, address, kind, timeout, chosen)
         return Source(name, partial(_stay_connected, name, connect, attempts))
     if isinstance(given, Iterable):
