@@ -43,6 +43,12 @@ class Network:
     def reader(self, frames: int) -> ClipReader:
         return ClipReader(self.preprocessing, "", Always(frames, ""))
 
+    def latencies(self) -> dict[int, float]:
+        return {count: 1000 * self._seconds(count, 0.0) or 1.0 for count in self.counts}
+
+    def warm_up(self, counts: Sequence[int]) -> None:
+        """Nothing is to be built."""
+
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         (clip,) = clips
         count = clip.pixels.shape[1]

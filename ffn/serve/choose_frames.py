@@ -138,7 +138,7 @@ class Budget:
             return self._macs[count]
 
     def latencies(self) -> dict[int, float]:
-        """Milliseconds of a forward pass at each trained count, measured or from the file."""
+        """See :meth:`ffn.serve.Predictor.latencies`."""
         with self._lock:  # two measurements at once would disturb each other
             self._latencies = self._latencies or self._measure()
             return self._latencies

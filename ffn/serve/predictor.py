@@ -120,6 +120,13 @@ class Predictor:
         """How the network runs, e.g. "torch, bf16"; "auto" until the first video."""
         return str(self._runner)
 
+    def latencies(self) -> dict[int, float]:
+        """Milliseconds of a clip of the trained counts, the smallest and the largest of `counts`.
+
+        They are measured once per device, network and precision; a file in ``FFN_HOME`` keeps them.
+        """
+        return self._budget.latencies()
+
     def gmacs(self, frames: int) -> float:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
         return self._budget.gmacs(frames)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffn.data import EvalTransform
-from ffn.serve.live.networks import Clips, Steps
-from ffn.serve.live.rules import Frame, SteadyLabels, Window, mean_interval
+from ffn.data import EvalTransform, Normalize
+from ffn.export import stream
+from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, mean_interval
 from ffn.serve.live.sources import SHORTEST, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
@@ -32,11 +33,9 @@ class LiveAnswer:
     """What a network says about the last seconds of a stream.
 
     Attributes:
-        prediction: Of the window, with its probabilities as they are; ``frames``, ``active`` and
-            ``why`` say how many frames, which sub-network and for what reason; ``indices`` counts
-            the frames of the stream; ``start`` and ``end`` are seconds of the stream;
-            ``decode_ms`` is 0, since another thread reads.
-        smoothed: Averaged probabilities (K,), see :class:`ffn.serve.live.rules.SteadyLabels`.
+        prediction: Of the window; ``indices``, ``start`` and ``end`` are of the stream, and
+            ``decode_ms`` is 0.
+        smoothed: Averaged probabilities (K,), see docs/live.md, "Labels".
         shown: Indices of the classes to show: one, or any number with several labels per video.
         changed: Whether `shown` differs from that of the answer before.
         time: Of the newest frame, in seconds after the first frame of the stream.
@@ -72,29 +71,94 @@ class LiveAnswer:
         return {**{name: getattr(self, name) for name in names}, **found, "shown": shown}
 
 
+class _Clips:
+    """Runs a network over a clip of each window for which an answer is due.
+
+    Attributes:
+        control: Chooses the number of input frames.
+        stride: Frames of the source for one that is kept.
+    """
+
+    stride = 1
+
+    def __init__(self, predictor: Predictor, name: str, frames: int | None) -> None:
+        self._predictor, self._name = predictor, name
+        predictor.reader(frames)  # checks it
+        self.control = LoadControl(predictor.latencies() if frames is None else {frames: 1.0})
+        predictor.warm_up([self.control.count])
+
+    def run(self, window: Sequence[Frame]) -> Prediction:
+        """The prediction of a clip, sampled as from a window of a file."""
+        reader = self._predictor.reader(self.control.count)
+        clip = reader.plan(self._name, range(len(window)), None)
+        chosen = [window[place] for place in clip.indices]
+        pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
+        indices = tuple(frame.number for frame in chosen)
+        return self._predictor.predict([replace(clip, pixels=pixels, indices=indices)])[0]
+
+
+class _Steps:
+    """Runs a causal network over each frame that is kept, see :func:`ffn.stream`.
+
+    The average over time forgets frames before the window.
+    """
+
+    def __init__(self, predictor: Predictor, name: str, frames: int | None) -> None:
+        self._predictor, self._name = predictor, name
+        self._newest = Frame(0.0, 0.0, part=-1)  # so that the first one resets the stream
+        self._normalize = Normalize(predictor.preprocessing)
+        self._stream = stream(predictor.model, precision=predictor.stream_precision)
+        self._largest, side = predictor.default_frames, predictor.preprocessing.crop
+        self._stream.step(torch.zeros(3, side, side, device=predictor.device))  # the first is slow
+        counts = [self._largest // stride for stride in reversed(self._stream.strides)]
+        if frames not in (None, *counts):
+            raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
+        self.control = LoadControl({n: n for n in (counts if frames is None else [frames])})
+
+    @property
+    def stride(self) -> int:
+        """Frames of the source for one of the sub-network."""
+        return self._largest // self.control.count
+
+    def run(self, window: Sequence[Frame]) -> Prediction:
+        """Read the last frame, unless it was read; returns the prediction of all frames so far."""
+        started, frame = time.perf_counter(), window[-1]
+        if frame is not self._newest:
+            if frame.part != self._newest.part:
+                self._stream.reset()
+            self._newest, self._stream.stride = frame, frame.stride
+            self._stream.window = frame.number - window[0].number + frame.stride
+            clip = self._normalize(frame.pixels[None, :, None].to(self._predictor.device))
+            self._logits = self._stream.step(clip[0, :, 0]).cpu()
+        count, record = self._largest // frame.stride, self._predictor.record
+        return Prediction(
+            path=self._name,
+            probabilities=record.label_kind.probabilities(self._logits),
+            classes=self._predictor.classes,
+            frames=count,
+            active=count,
+            network=f"stream, {self._predictor.stream_precision}",
+            decode_ms=0.0,
+            model_ms=1000 * (time.perf_counter() - started),
+            multi_label=record.multi_label,
+            indices=tuple(frame.number for frame in window),
+        )
+
+
 class LivePredictor:
     """Answers about the last seconds of a stream, one after another, while it runs.
 
-    A thread reads the source, reduces each frame to the input of the network and keeps those of the
-    last `window` seconds. Iterating runs the network and gives a :class:`LiveAnswer` each time that
-    one is due. If the network is slower than the stream, a smaller number of frames is used
-    (:class:`ffn.serve.live.rules.LoadControl`); if the smallest is too slow, answers are skipped.
-    Memory and latency are bounded in both cases.
-
-    Each frame runs once through a causal network (:func:`ffn.stream`). Its answer is about all
-    frames of the stream, of which those before the window count less and less. In place of a
-    smaller number of frames, the stride rises; answers are not skipped, but frames dropped.
-
-    Iterating can be done once. The thread ends with it, also by ``break`` or Ctrl-C; or call
-    :meth:`close`.
+    Iterating gives a :class:`LiveAnswer` each time that one is due; it can be done once. A thread
+    reads the source; it ends with the iteration, also by ``break`` or Ctrl-C, or by :meth:`close`.
+    Memory and latency are bounded, also if the network is slower than the stream: docs/live.md has
+    the rules, also those of causal networks.
 
     Args:
         predictor: The network.
-        source: A camera, an address, a video file, an iterable of (time, frame), or a source with
-            options; see :func:`ffn.serve.open_source`.
+        source: What :func:`ffn.serve.open_source` takes or, with options, returns.
         window: Seconds of the stream that an answer is about.
         step: Seconds of the stream from one answer to the next; default: half a window.
-        frames: Number of input frames; default: up to five of ``predictor.counts``, by the load.
+        frames: Number of input frames; default: those of ``predictor.latencies``, by the load.
         smooth: Time constant of averaged probabilities in seconds; 0: none.
         margin: Another label is shown if it leads by this averaged probability.
         on_event: Called by the iterating thread when the state of the source changes.
@@ -119,24 +183,21 @@ class LivePredictor:
         pace: Pace | None = None,
     ) -> None:
         step = window / 2 if step is None else step
-        numbers = {"window": window, "step": step, "smooth": smooth, "margin": margin}
-        for name, value in numbers.items():
-            least = SHORTEST if name in ("window", "step") else 0
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}; expected a number of {least:g} or more")
+        least = {"window": SHORTEST, "step": SHORTEST, "smooth": 0.0, "margin": 0.0}
+        for (name, low), value in zip(least.items(), (window, step, smooth, margin), strict=True):
+            if not low <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; expected a number of {low:g} or more")
         self._source, self._on_event = open_source(source), on_event
         self._pace = pace or Pace()
         self._is_causal = predictor.is_causal
-        kind = Steps if self._is_causal else Clips
-        self._network = kind(predictor, self._source.name, frames, step, self._pace.now)
+        kind = _Steps if self._is_causal else _Clips
+        self._network = kind(predictor, self._source.name, frames)
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
-        self._window = Window(window, step)  # of the frames that were kept
+        self._window, self._step = Window(window, step), step  # of the frames that were kept
         self._received = self._dropped = self._skipped = 0
         self._seen = 0  # frames that were dropped before the last run
-
-        self._closed = False
-        self._events: deque[SourceEvent] = deque()
+        self._closed, self._events = False, deque[SourceEvent]()
         # Windows, and whether an answer is due with them; at last, an error, or None.
         self._queue: deque[tuple[list[Frame], bool] | BaseException | None] = deque()
         name = f"ffn live: {self._source.name}"
@@ -153,16 +214,20 @@ class LivePredictor:
             raise RuntimeError("a live predictor iterates once; make a new one")
         self._thread.start()
         try:
-            while (news := self._next()) is not None:
-                if isinstance(news, BaseException):
-                    raise news
+            while True:
+                with self._pace:
+                    self._pace.wait_for(lambda: self._events or self._queue or self._closed)
+                    news = None if self._closed else (self._events or self._queue).popleft()
                 if isinstance(news, SourceEvent):
                     self._on_event(news)
-                    continue
-                window, is_due = news
-                prediction = self._run(window)
-                if is_due:
-                    yield self._answer(prediction, window)
+                elif isinstance(news, tuple):
+                    prediction = self._run(news[0])
+                    if news[1]:
+                        yield self._answer(prediction, news[0])
+                elif news is None:
+                    return
+                else:
+                    raise news
         finally:
             self.close()
 
@@ -174,9 +239,8 @@ class LivePredictor:
         if self._thread.is_alive():
             self._thread.join(JOIN)
 
-    # The thread that reads.
-
     def _read(self) -> None:
+        """What the thread runs."""
         end = None
         try:
             with closing(self._source.frames(self._pace.now)) as arrivals:
@@ -229,24 +293,18 @@ class LivePredictor:
                 self._dropped += self._is_causal
             self._pace.notify_all()
 
-    # The thread that iterates.
-
-    def _next(self) -> SourceEvent | tuple[list[Frame], bool] | BaseException | None:
-        """The next event, or what is next in the queue; None if closed."""
-        with self._pace:
-            self._pace.wait_for(lambda: self._events or self._queue or self._closed)
-            queue = self._events or self._queue
-            return queue.popleft() if queue and not self._closed else None
-
     def _run(self, window: list[Frame]) -> Prediction:
+        """Run the network, and choose the number of frames of the next run by its time."""
         started, control = self._pace.now(), self._network.control
         first, last = window[0], window[-1]
         prediction = replace(self._network.run(window), why=control.why)
         if last.stride == self._network.stride:  # else it was kept for the count before
             now, before, self._seen = self._pace.now(), self._seen, self._dropped
+            numbers, passed = last.number - first.number, last.time - first.time
+            runs = numbers if self._is_causal else passed / self._step
             captured = last.captured - first.captured  # 0 for a burst, which has no rate
-            interval = captured / self._network.runs(first, last) if captured > 0 else math.inf
-            control.update((now - started) / last.stride, interval, now, late=self._seen > before)
+            interval, late = captured / runs if captured > 0 else math.inf, self._seen > before
+            control.update((now - started) / last.stride, interval, now, late=late)
         return prediction
 
     def _answer(self, prediction: Prediction, window: list[Frame]) -> LiveAnswer:

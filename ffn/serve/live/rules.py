@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import timeit
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +17,7 @@ Clock = Callable[[], float]
 
 TOLERANCE = 1e-6  # seconds: rounding of times
 EARLY = 0.25  # of the interval of frames, by which their times may be rounded
-HANDFUL = 5  # counts that the control chooses from
-WEIGHT = 0.3  # of the newest answer in the time per frame
+WEIGHT = 0.3  # of the newest answer in the load
 MARGIN = 0.7  # share of the interval that an answer of a higher count may take
 HOLD = 5.0  # seconds during which a higher count must fit before it is used
 
@@ -37,21 +34,15 @@ class Frame(NamedTuple):
 
 
 class Window:
-    """The newest frames of a stream, and the frames with which answers are due.
+    """The newest frames of a stream, without those before an interruption.
 
-    A frame is kept until it is `seconds` older than the newest one, or the stream is interrupted.
-    The first answer is due when the frames cover the window, the others at steps of so many seconds
-    of the stream.
-
-    Attributes:
-        frames: In their order.
-        is_due: Whether an answer is due with the newest one.
+    The first answer is due when they cover so many seconds, the others at steps of the stream.
     """
 
     def __init__(self, seconds: float, step: float) -> None:
         self._seconds, self._step, self._due = seconds, step, 0.0
         self.frames: deque[Frame] = deque()
-        self.is_due = True
+        self.is_due = True  # an answer, with the newest frame
 
     def add(self, frame: Frame) -> None:
         """Add the newest frame."""
@@ -72,75 +63,40 @@ def mean_interval(frames: Sequence[Frame]) -> float:
     return (frames[-1].time - frames[0].time) / max(1, len(frames) - 1)
 
 
-def handful(counts: Sequence[int]) -> list[int]:
-    """At most five of the counts, ascending: the ends, and those nearest to equal ratios.
-
-    >>> handful([4, 8, 16]), handful(range(2, 21))
-    ([4, 8, 16], [2, 4, 6, 11, 20])
-    """
-    wanted = np.geomspace(min(counts), max(counts), HANDFUL)
-    return sorted({min(counts, key=lambda count: abs(count - each)) for each in wanted})
-
-
-def fastest(run: Callable[[], object], now: Clock) -> float:
-    """Seconds of the fastest of three runs, after one that builds the network."""
-    return min(timeit.repeat(run, number=1, repeat=4, timer=now)[1:])
-
-
 class LoadControl:
-    """Chooses the largest number of frames whose answers are ready before the next one is due.
-
-    The rule is that of docs/live.md, "Load".
+    """Chooses the number of frames of the next answer, `count`: docs/live.md, "Load".
 
     Args:
-        seconds: Time of an answer at the start, by count.
-
-    Attributes:
-        count: The number of frames for the next answer.
-        why: The reason for it.
+        times: p(T): of an answer, by number of frames, in any unit.
     """
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
-        self._seconds = {count: max(seconds[count], 1e-9) for count in sorted(seconds)}
-        *_, self.count = self._seconds
-        self.why = "the largest count" if len(seconds) > 1 else ""
-        self._factor, self._tight = 1.0, 0.0  # time at which the next higher count did not fit
+    def __init__(self, times: Mapping[int, float]) -> None:
+        self._times, (*self._lower, self.count) = times, sorted(times)
+        self._higher: list[int] = []
+        self.why = "the largest count" if self._lower else ""
+        self._load, self._tight = math.nan, 0.0  # f; when the next higher count did not fit
 
     def update(self, seconds: float, interval: float, now: float, *, late: bool = False) -> None:
-        """Take account of the time of an answer, and of the interval until the next is due.
-
-        Args:
-            seconds: The answer took.
-            interval: In seconds of the clock, as is `now`.
-            late: Whether frames came so late since the last answer that they were dropped.
-        """
-        self._factor += WEIGHT * (seconds / self._seconds[self.count] - self._factor)
-        expected = {count: self._factor * each for count, each in self._seconds.items()}
-        lower = [count for count in expected if count < self.count]
-        higher = [count for count in expected if count > self.count]
-        if lower and (late or expected[self.count] > interval):
-            times = f"{expected[self.count]:.3g} s in {interval:.3g} s"
-            cause = "frames came late" if late else times
-            self.why = f"{self.count} frames are too slow: {cause}"
-            self.count, self._tight = lower[-1], now
-        elif late or not higher or expected[higher[0]] > MARGIN * interval:
+        """Take account of an answer's time, the interval from one to the next, and late frames."""
+        load = seconds / self._times[self.count]
+        self._load = load if math.isnan(self._load) else self._load + WEIGHT * (load - self._load)
+        late |= self._load * self._times[self.count] > interval
+        if late and self._lower:
+            self.why = f"{self.count} frames are too slow"
+            self._higher.append(self.count)
+            self.count, self._tight = self._lower.pop(), now
+            return
+        higher = [self._load * self._times[count] for count in self._higher[-1:]]
+        if late or not higher or higher[0] > MARGIN * interval:
             self._tight = now
         elif now - self._tight >= HOLD:
-            times = f"{expected[higher[0]]:.3g} s in {interval:.3g} s"
-            self.why = f"{higher[0]} frames fit again: {times}"
-            self.count, self._tight = higher[0], now
+            self.why = f"{self._higher[-1]} frames fit again"
+            self._lower.append(self.count)
+            self.count, self._tight = self._higher.pop(), now
 
 
 class SteadyLabels:
-    """Averages the probabilities of successive answers, and keeps the shown labels steady.
-
-    The rule is that of docs/live.md, "Labels". With several labels per video, each class is shown
-    or not: that changes if its average is more than the margin beyond 0.5.
-
-    Args:
-        seconds: Time constant of the average; 0: no average.
-        margin: Of probabilities, by which another label must lead to be shown.
-        multi_label: Whether a video has any number of the classes.
+    """Averages the probabilities of answers, and chooses the labels: docs/live.md, "Labels".
 
     Attributes:
         probabilities: The averages (K,); None before the first answer.

@@ -40,19 +40,12 @@ DRIFT = 1e-3  # largest difference in speed between the clocks of a camera and o
 
 @dataclass(frozen=True)
 class SourceEvent:
-    """A change of the state of a source.
+    """A change of the state of a source."""
 
-    Attributes:
-        state: "connected", "interrupted" or "failed" (an attempt to connect).
-        message: What happened.
-        attempt: Failed attempts since the interruption.
-        wait: Seconds until the next attempt; None if there is none.
-    """
-
-    state: str
+    state: str  # "connected", "interrupted" or "failed" (an attempt to connect)
     message: str
-    attempt: int = 0
-    wait: float | None = None
+    attempt: int = 0  # failed attempts since the interruption
+    wait: float | None = None  # seconds until the next attempt
 
 
 class Pace(threading.Condition):
@@ -85,11 +78,7 @@ def _play(
 
 
 def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], now: Clock) -> Iterator[Arrival]:
-    """The frames of an iterable, which are live when it gives them.
-
-    Raises:
-        ValueError: if a frame is not later than the one before.
-    """
+    """The frames of an iterable, which are live when it gives them."""
     first, last = None, -math.inf
     for time, frame in pairs:
         if not time > last:
@@ -107,10 +96,7 @@ def _stay_connected(
     """The frames of a camera or a stream. After an interruption, it connects again.
 
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
-    wrong address is an error.
-
-    Raises:
-        VideoError: after so many failed attempts in a row; None: never.
+    wrong address is an error. So many failed attempts in a row are an error; None: never.
     """
     ended = VideoError(name, "the stream has ended")
     times, attempt = None, 0
@@ -142,10 +128,8 @@ class _StreamTimes:
     """Times of the frames of a stream, over interruptions.
 
     They ascend as those of the sender, if these ascend by at most `BREAK`. Otherwise, and after an
-    interruption, they ascend as the clock, and a new part begins.
-
-    A frame is late by its delay beyond the smallest one before. That smallest delay may grow by
-    `DRIFT` of the time, since clocks differ.
+    interruption, they ascend as the clock, and a new part begins. A frame is late by its delay
+    beyond the smallest one before, which may grow by `DRIFT` of the time.
     """
 
     def __init__(self, now: float) -> None:
@@ -212,9 +196,7 @@ def open_source(
     """The source for what a user names.
 
     Args:
-        given: A camera, as ``0`` or ``/dev/video0``; an address, as ``rtsp://host/stream``; the
-            path of a video file or a folder of frames; frames in memory; or an iterable of pairs
-            (time in seconds, uint8 frame (H, W, 3)).
+        given: Of docs/live.md's table, or frames in memory.
         speed: Of files: factor of their rate; default: 1.
         repeat: Of files: play them again and again.
         fps: Of files without times: frames per second.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ffn.serve.live.rules import HOLD, MARGIN, Frame, LoadControl, SteadyLabels, Window, handful
+from ffn.serve.live.rules import HOLD, MARGIN, Frame, LoadControl, SteadyLabels, Window
 
 
 def is_due(window: Window, number: int, time: float, part: int = 0) -> bool:
@@ -39,14 +39,6 @@ def test_an_answer_after_a_gap_stands_for_all_that_fell_due() -> None:
     assert due[4:] == [71, 75, 83]
     assert not is_due(window, 90, 4.5, part=1)
     assert len(window.frames) == 1
-
-
-def test_a_handful_of_counts() -> None:
-    assert handful([16, 4, 8]) == [4, 8, 16]
-    assert handful(range(2, 21)) == [2, 4, 6, 11, 20]
-    assert handful(range(1, 65)) == [1, 3, 8, 23, 64]
-    assert handful([3, 4, 5, 6, 7, 8]) == [3, 4, 5, 6, 8]
-    assert (handful([1, 2, 3]), handful([5])) == ([1, 2, 3], [5])
 
 
 def test_a_higher_count_must_fit_with_a_margin_for_a_while() -> None:
