@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ffn.files import home, make_writable
 
 FILE = "features.db"  # in FFN_HOME
 TIMEOUT = 600  # seconds that a process waits for another one's write
+QUERY = "SELECT {} FROM features WHERE key = ?"
 SCHEMA = "CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
 
 
@@ -61,6 +63,36 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         with closing(self._open()) as store:
             store.execute(SCHEMA)
 
+    def missing(self) -> list[tuple[int, int]]:
+        """Index and variant of each sample that is not on disk at all numbers of frames."""
+        variants, query = range(self.variants if self.dataset.train else 1), QUERY.format("1")
+        with closing(self._open()) as store:
+            return [
+                pair
+                for pair in product(range(len(self)), variants)
+                if not all(
+                    store.execute(query, [self._key(*pair, n)]).fetchone() for n in self.numbers
+                )
+            ]
+
+    def compute(
+        self, index: int, variant: int, numbers: Iterable[int]
+    ) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]], list[tuple[bytes, bytes]]]:
+        """A sample of the videos, what is kept of it by number of frames, and rows for `keep`.
+
+        There are no rows if the video cannot be read.
+        """
+        sample = self.dataset[variant, index, 0, self.numbers]
+        label = torch.as_tensor(sample["label"])
+        new = {n: {"x": self._run(sample["clips"][n]), "label": label} for n in numbers}
+        rows = [(self._key(index, variant, n), save(value)) for n, value in new.items()]
+        return sample, new, rows if sample["ok"] else []
+
+    def keep(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write rows that :meth:`compute` has returned, here or on another machine."""
+        with closing(self._open()) as store, store:
+            store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
@@ -69,20 +101,15 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         (epoch, index, _), numbers = self.dataset.complete_key(key)
         variant = epoch % self.variants if self.dataset.train else 0
         keys = {number: self._key(index, variant, number) for number in numbers.values()}
-        query = "SELECT value FROM features WHERE key = ?"
         with closing(self._open()) as store:
-            rows = {n: store.execute(query, [own]).fetchone() for n, own in keys.items()}
+            rows = {
+                n: store.execute(QUERY.format("value"), [k]).fetchone() for n, k in keys.items()
+            }
         found = {number: load(row[0]) for number, row in rows.items() if row}
         sample = {"index": index, "ok": True, "error": ""}
-        if len(found) < len(keys):
-            missing = [number for number in keys if number not in found]
-            sample |= self.dataset[variant, index, 0, self.numbers]
-            label = torch.as_tensor(sample["label"])
-            new = {n: {"x": self._run(sample["clips"][n]), "label": label} for n in missing}
-            if sample["ok"]:
-                with closing(self._open()) as store, store:
-                    values = [(keys[number], save(value)) for number, value in new.items()]
-                    store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", values)
+        if missing := keys.keys() - found.keys():
+            sample, new, values = self.compute(index, variant, missing)
+            self.keep(values)
             found |= new
         clips = {view: found[number]["x"].float() for view, number in numbers.items()}
         return sample | {"clips": clips, "label": next(iter(found.values()))["label"]}

@@ -42,6 +42,7 @@ LOCK_TIMEOUT = 3  # seconds; the workers of a killed pack end within one
 JOURNAL, LOCK, TRANSFER = "pack.db", "pack.lock", "pack-"
 
 Name = tuple[str, float | None, float | None]  # key, start, end
+Run = Iterator[tuple[Record, Any]]
 
 
 @dataclass
@@ -73,6 +74,7 @@ def pack(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: bool = False,
+    run: Callable[[Callable[[Record], Any], Sequence[Record]], Run] | None = None,
 ) -> PackReport:
     """Pack the videos of annotations into a clip store.
 
@@ -94,6 +96,8 @@ def pack(
         timeout: Seconds per video. A video that times out or crashes its process is unreadable.
             No effect with 0 workers.
         progress: Show a progress bar.
+        run: What applies a function to the records, in place of `workers` processes: it yields each
+            record and its result, or a `Failure`, in their order; see examples/prepare_with_ray.py.
 
     Returns:
         A report. Unreadable videos are listed in it and in the store.
@@ -123,8 +127,8 @@ def pack(
                 tempfile.TemporaryDirectory(prefix=TRANSFER, dir=folder) as transfer,
             ):
                 encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
-                run = partial(map_in_processes, encode, workers=workers, timeout=timeout)
-                return _pack(requested, writer, run, progress)
+                run = run or partial(map_in_processes, workers=workers, timeout=timeout)
+                return _pack(requested, writer, partial(run, encode), progress)
     except Timeout:
         raise StoreError(f"another process packs into {folder}; wait until it is done") from None
 
@@ -160,7 +164,7 @@ def _check_equal(folder: Path, found: tuple[int, int], options: tuple[int, int])
 def _pack(
     requested: Mapping[Name, Record],
     writer: _Writer,
-    encode_all: Callable[[Sequence[Record]], Iterator[tuple[Record, Any]]],
+    encode_all: Callable[[Sequence[Record]], Run],
     progress: bool,
 ) -> PackReport:
     """Encode and write the clips that the store lacks."""
