@@ -5,7 +5,8 @@
     python experiments/private_modules.py table OUTPUT model_zoo/results/private_modules
 
 `run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames. It skips what OUTPUT
-holds. `table` writes NAME.md and NAME.json.
+holds. `table` adds these results to the answers in NAME.json, and writes NAME.md from all seeds of
+which each network has answers.
 """
 
 from __future__ import annotations
@@ -53,12 +54,23 @@ def run(root: Path, output: Path, name: str, seed: int) -> None:
 
 
 def table(output: Path, name: Path) -> None:
-    """Write the table of the seeds that all networks have, and its numbers."""
-    files = {n: f"{n.replace(' ', '_')}.*.json" for n in NETWORKS}
-    paths = {n: {p.suffixes[-2]: p for p in output.glob(pattern)} for n, pattern in files.items()}
-    seeds = sorted(set.intersection(*map(set, paths.values())))
-    read = {n: [json.loads(own[s].read_text())["right"] for s in seeds] for n, own in paths.items()}
-    right = {n: np.array(values).swapaxes(0, 1) for n, values in read.items()}  # (T, seeds, videos)
+    """Add to the answers, a bit per count and video, and write the table of the whole seeds."""
+    path = name.with_suffix(".json")
+    answers = json.loads(path.read_text()) if path.exists() else {n: {} for n in NETWORKS}
+    for n, own in answers.items():
+        for found in output.glob(f"{n.replace(' ', '_')}.*.json"):
+            bits = np.packbits(json.loads(found.read_text())["right"], axis=1)
+            own[found.suffixes[-2][1:]] = [row.tobytes().hex() for row in bits]
+    path.write_text(json.dumps(answers, indent=1) + "\n")
+    seeds = sorted(set.intersection(*map(set, answers.values())))
+    if not seeds:
+        return
+    rows = {n: [[*map(bytes.fromhex, own[seed])] for seed in seeds] for n, own in answers.items()}
+    right = {  # (T, seeds, videos), whose number is a multiple of 8
+        n: np.unpackbits(np.array([[[*row] for row in one] for one in own], np.uint8), axis=2)
+        for n, own in rows.items()
+    }
+    right = {n: own.swapaxes(0, 1).astype(int) for n, own in right.items()}
     numbers = {n: [*map(interval, values)] for n, values in right.items()}
     alone = np.stack([right[f"{n} frames alone"][n - 1] for n in (4, 8, 16)])
     differences = {n: [*map(interval, right[n][[3, 7, 15]] - alone)] for n in [*NETWORKS][:-3]}
@@ -73,7 +85,6 @@ def table(output: Path, name: Path) -> None:
             lines.append(f"| {key} | {' | '.join(form.format(*cell) for cell in row)} |")
         lines.append("")
     name.with_suffix(".md").write_text("\n".join(lines))
-    name.with_suffix(".json").write_text(json.dumps([numbers, differences], indent=1) + "\n")
 
 
 if __name__ == "__main__":
