@@ -5,12 +5,13 @@ python examples/live_under_load.py --minutes 2  # takes one minute
 python examples/live_under_load.py --causal     # each frame runs once
 
 A generated video is played again and again. In the second third of the time, other processes
-compete for the core. Writes live.jsonl. The network is the one that ships with ffn, or a causal one
-with random weights. Its frames are so large that it takes a third of the core's time; its labels
-are wrong.
+compete for the core. Writes live.jsonl and live.png. The network is the one that ships with ffn, or
+a causal one with random weights. Its frames are so large that it takes a third of the core's time;
+its labels are wrong.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import av
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -70,6 +72,26 @@ def write_weights(path: Path, *, causal: bool) -> None:
     print(f"{crop} px: an answer takes {1000 * seconds:.0f} ms", file=sys.stderr)
 
 
+def draw_answers(folder: Path) -> None:
+    """Draw frames and latency of the answers; print them by thirds, as docs/live.md has them."""
+    answers = [json.loads(line) for line in (folder / "live.jsonl").read_text().splitlines()]
+    time, frames, latency, skipped, dropped = (
+        np.array([answer[key] for answer in answers])
+        for key in ("time", "frames", "latency_ms", "skipped", "dropped")
+    )
+    figure, axes = plt.subplots(2, 1, figsize=(9, 4), sharex=True, layout="constrained")
+    axes[0].step(time / 60, frames, linewidth=0.8, where="post")
+    axes[0].set(ylabel="frames", yticks=sorted({*frames}))
+    axes[1].plot(time / 60, latency, linewidth=0.5)
+    axes[1].set(xlabel="minutes of the stream", ylabel="latency (ms)", ylim=(0, None))
+    figure.savefig(folder / "live.png", dpi=120)
+    for part in np.array_split(np.arange(len(time)), 3):
+        counts = ", ".join(f"{(frames[part] == n).sum()} with {n}" for n in sorted({*frames}))
+        rest = f"{np.ptp(skipped[part])} skipped, {np.ptp(dropped[part])} frames dropped"
+        ends = np.percentile(latency[part], [50, 99])
+        print(f"{len(part)} answers: {counts} frames; {rest}; {ends.round()} ms", file=sys.stderr)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30, help="of the stream")
@@ -108,4 +130,5 @@ if __name__ == "__main__":
         for process in processes:
             process.kill()
             process.wait()
+    draw_answers(given.folder)
     sys.exit(status)

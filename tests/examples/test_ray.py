@@ -105,6 +105,7 @@ def test_a_store_and_features(cluster: Cluster, tmp_path: Path) -> None:
         running = subprocess.Popen(command, env=os.environ | more, cwd=EXAMPLES.parent)
         while killed and not (busy := workers(cluster, "prepare")):
             assert running.poll() is None
+            time.sleep(0.1)
         if killed:
             os.kill(busy[0], signal.SIGKILL)
         return running.wait()

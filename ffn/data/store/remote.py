@@ -92,7 +92,7 @@ class Files:
                 path.unlink()
         if not self._not_kept:
             return
-        first = self._request(MANIFEST, lambda system, address: system.cat_file(address, start=0, end=1))
+        first = self._request(MANIFEST, lambda fs, address: fs.cat_file(address, start=0, end=1))
         if len(first) != 1:
             raise StoreError(
                 f"{self.name}: the server sends whole files for requests of ranges, but "
