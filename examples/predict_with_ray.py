@@ -16,9 +16,10 @@ import pyarrow as pa
 import ray
 
 import ffn
-from ffn.data import VideoError
-from ffn.serve.output import cells, columns
-from ffn.serve.readers import Readers
+from ffn.data.records import Record
+from ffn.files import without_password
+from ffn.serve.batch import predict_rows, read_clips
+from ffn.serve.output import columns
 
 LABELS, BATCH, TIMEOUT = 5, 64, 600.0  # labels of a row, videos that are read together, seconds
 TEXTS = {"path", "error", *(name for name in columns(LABELS) if name.startswith("label"))}
@@ -26,27 +27,17 @@ SCHEMA = pa.schema([(n, pa.string() if n in TEXTS else pa.float64()) for n in co
 
 
 class Label:
-    """An actor with one network."""
+    """An actor with one network, and a process that reads, which a bad file may end or block."""
 
     def __init__(self, weights, frames, device):
         self.predictor = ffn.Predictor(weights, device=device, precision="fp32")
         self.reader = self.predictor.reader(frames)
 
-    def finish(self, read):
-        """A clip, or the cause why there is none."""
-        try:
-            return read()[0]
-        except VideoError as error:
-            return error.cause
-
-    def __call__(self, videos):
+    def __call__(self, batch):
         """The rows of a batch of videos."""
-        with Readers(1, TIMEOUT) as readers:  # a process, which a bad file may end or block
-            begun = [readers.submit([self.reader], path) for path in videos["path"]]
-            clips = [self.finish(read) for read in begun]
-        answers = iter(self.predictor.predict_all([c for c in clips if not isinstance(c, str)]))
-        found = [cells(c if isinstance(c, str) else next(answers), LABELS) for c in clips]
-        rows = [[path, None, None, *row] for path, row in zip(videos["path"], found, strict=True)]
+        videos = [(path, Record(path, label=0)) for path in batch["path"]]
+        clips = list(read_clips([record for _, record in videos], self.reader, 1, TIMEOUT, BATCH))
+        rows = predict_rows(self.predictor, videos, clips, LABELS)
         named = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
         return pa.Table.from_pylist(named, schema=SCHEMA)
 
@@ -66,7 +57,8 @@ def main():
     output, known = os.path.abspath(args.output), set()
     if os.path.isdir(output):
         known = {*ray.data.read_parquet(output, columns=["path"]).to_pandas()["path"]}
-    left = [p for p in pd.read_csv(args.list)["path"].drop_duplicates() if p not in known]
+    listed = pd.read_csv(args.list)["path"].drop_duplicates()
+    left = [path for path in listed if without_password(path) not in known]
     print(f"{len(left)} videos to label", flush=True)
     if left:
         videos = ray.data.from_items(

@@ -139,10 +139,10 @@ def predict_batch(
         finished, total = 0, sum(len(chunks[n]) for n in todo)
         progress(finished, total)
         records = [record for n in todo for _, record in chunks[n]]
-        found = _read(records, reader, workers, timeout, ahead=batch_size + 4 * workers)
+        found = read_clips(records, reader, workers, timeout, ahead=batch_size + 4 * workers)
         for number in todo:
             clips = list(islice(found, len(chunks[number])))
-            parts.add(number, _rows(predictor, chunks[number], clips, labels))
+            parts.add(number, predict_rows(predictor, chunks[number], clips, labels))
             finished += len(clips)
             progress(finished, total)
         gather(None)  # all rows are written
@@ -194,10 +194,10 @@ def _digest(videos: Videos) -> str:
     return digest.hexdigest()
 
 
-def _read(
+def read_clips(
     records: Sequence[Record], reader: ClipReader, workers: int, timeout: float, ahead: int
 ) -> Iterator[Clip | str]:
-    """The clip of each video, or why there is none; workers read so many videos ahead."""
+    """Read the clip of each video, or why there is none; workers read so many videos ahead."""
     if not workers:
         for record in records:
             yield _outcome(partial(reader.read, record.path, record.start, record.end))
@@ -220,10 +220,14 @@ def _outcome(read: Callable[[], Clip | list[Clip]]) -> Clip | str:
     return found if isinstance(found, Clip) else found[0]
 
 
-def _rows(
+def predict_rows(
     predictor: Predictor, videos: Videos, found: Sequence[Clip | str], labels: int
 ) -> list[list[Any]]:
-    """The rows of a chunk."""
+    """Predict videos, with the result of :func:`read_clips` for each, as one batch.
+
+    Returns:
+        The cells of a row per video, as :func:`ffn.serve.output.columns` names them.
+    """
     answers = iter(_predict(predictor, [clip for clip in found if isinstance(clip, Clip)]))
     rows = []
     for (name, record), clip in zip(videos, found, strict=True):
