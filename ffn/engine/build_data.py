@@ -26,20 +26,20 @@ OUTSIDE_OF_CLIPS |= {"workers", "timeout", "cache_gib", "store_cache_gib", "on_e
 
 def check_labels(config: Config) -> None:
     """Raise ConfigError for a kind of labels that the task does not learn, or for what it lacks."""
-    given, known = config.data.labels, TASKS[config.task.name].label_kinds
+    task = TASKS[config.task.name]
+    given, known = config.data.labels, task.label_kinds
     if given not in known:
-        tasks = [name for name, task in TASKS.items() if given in task.label_kinds]
+        tasks = [name for name, one in TASKS.items() if given in one.label_kinds]
         remedy = "Set one of them" + (f", or task.name={tasks[0]}" if tasks else "")
         learns = f"task {config.task.name} learns {', '.join(known)}"
         raise ConfigError(f"data.labels is {given!r}; {learns}. {remedy}")
     train = config.train
     weighted, swaps = train.class_weights != "none", config.data.flip == "swap"
-    if known != ("single", "multi") and any(
-        (train.mixup, train.cutmix, train.label_smoothing, weighted, swaps)
-    ):
+    has_classes = task.needs_labels and known == ("single", "multi")
+    if not has_classes and any((train.mixup, train.cutmix, train.label_smoothing, weighted, swaps)):
         raise ConfigError(
             "train.mixup, cutmix, label_smoothing and class_weights and data.flip=swap need "
-            f"classes; data.labels is {given}. Leave them out"
+            f"classes; task {config.task.name} has none with data.labels={given}. Leave them out"
         )
 
 

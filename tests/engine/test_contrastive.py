@@ -137,3 +137,5 @@ def test_refuses_one_view_and_options_without_effect(videos: Path, tmp_path: Pat
     for option in ("task.frames=[4]", *unfit):
         with pytest.raises(ConfigError, match="contrastive compares"):
             build(videos, tmp_path / "run", "task.name=contrastive", option)
+    with pytest.raises(ConfigError, match="need classes; task contrastive"):
+        build(videos, tmp_path / "run", "task.name=contrastive", "train.label_smoothing=0.1")
