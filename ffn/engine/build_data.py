@@ -268,11 +268,14 @@ def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> 
     options, backbone = config.task, task.model.model.backbone
     views = task.views(options).values() if dataset.train else [dict.fromkeys(dataset.views)]
     network = config.model.name, repr(options.trained_frames), options.interpolate, options.grid
-    what = *network, config.train.precision, hash_of(backbone.state_dict())
+    given = config.data.model_dump(exclude=OUTSIDE_OF_CLIPS)
     return FeatureDataset(
         dataset,
         task.model,
-        source=(what, config.data.model_dump(exclude=OUTSIDE_OF_CLIPS)),
+        source=lambda: (
+            (*network, config.train.precision, hash_of(backbone.state_dict())),
+            given,
+        ),
         numbers={number for view in views for number in view},
         variants=options.variants,
         half={"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.train.precision),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -36,7 +37,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     Args:
         dataset: the videos.
         network: has ``forward_features``, on its device.
-        source: what decides the features of a clip: weights, sub-networks, options of the data.
+        source: returns what decides the features of a clip: weights, sub-networks, options of the
+            data; called at the first use, when a resumed run has the weights of its checkpoint.
         numbers: all numbers of frames of the clips.
         variants: training draws frames and crops anew in so many epochs, then repeats them.
         half: type in which the network runs; None for float32. Features are kept in float16.
@@ -47,7 +49,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         dataset: VideoDataset,
         network: nn.Module,
         *,
-        source: object,
+        source: Callable[[], object],
         numbers: Iterable[int],
         variants: int,
         half: torch.dtype | None = None,
@@ -56,9 +58,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self.variants, self.numbers = variants, {number: number for number in sorted(numbers)}
         self.records, self.labels = dataset.records, dataset.labels
         self.normalize = nn.Identity()
-        drawn = (dataset.seed, tuple(self.numbers)) if dataset.train or dataset.nested else None
-        classes = dataset.num_classes if has_several_labels(dataset.records) else None
-        self._source = source, str(dataset.protocol), drawn, classes
+        self._find_source = source
         make_writable(home())
         with closing(self._open()) as store:
             store.execute(SCHEMA)
@@ -77,21 +77,22 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def compute(
         self, index: int, variant: int, numbers: Iterable[int]
-    ) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]], list[tuple[bytes, bytes]]]:
+    ) -> tuple[dict[str, Any], dict[int, dict[str, Tensor]], list[tuple[int, int, int, bytes]]]:
         """A sample of the videos, what is kept of it by number of frames, and rows for `keep`.
 
-        There are no rows if the video cannot be read.
+        A row has index, variant, number and value. There are none if the video cannot be read.
         """
         sample = self.dataset[variant, index, 0, self.numbers]
         label = torch.as_tensor(sample["label"])
         new = {n: {"x": self._run(sample["clips"][n]), "label": label} for n in numbers}
-        rows = [(self._key(index, variant, n), save(value)) for n, value in new.items()]
+        rows = [(index, variant, n, save(value)) for n, value in new.items()]
         return sample, new, rows if sample["ok"] else []
 
-    def keep(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    def keep(self, rows: Iterable[tuple[int, int, int, bytes]]) -> None:
         """Write rows that :meth:`compute` has returned, here or on another machine."""
+        values = [(self._key(*sample), value) for *sample, value in rows]
         with closing(self._open()) as store, store:
-            store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
+            store.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", values)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -116,6 +117,13 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(home() / FILE, timeout=TIMEOUT)
+
+    @cached_property
+    def _source(self) -> object:
+        dataset = self.dataset
+        drawn = (dataset.seed, tuple(self.numbers)) if dataset.train or dataset.nested else None
+        classes = dataset.num_classes if has_several_labels(dataset.records) else None
+        return self._find_source(), str(dataset.protocol), drawn, classes
 
     def _key(self, index: int, variant: int, number: int) -> bytes:
         record, version = self.records[index], None

@@ -57,8 +57,10 @@ def test_a_stopped_run_continues_bit_for_bit(
 ) -> None:
     train_until(5, videos, tmp_path / "stopped", *PROBE, start)
     train(videos, tmp_path / "stopped", *PROBE, start)
+    both = len(runs)
     (tmp_path / "home/features.db").unlink()
     train(videos, tmp_path / "whole", *PROBE, start)
+    assert len(runs) == 2 * both  # none was computed twice
     assert same_weights(tmp_path / "stopped", tmp_path / "whole")
 
     before, after = torch.load(start.partition("=")[2])["model"], weights(tmp_path / "whole")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffn.core import FrameFlexible
 from ffn.data import EvalTransform, Normalize
 from ffn.export import stream
 from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, mean_interval
@@ -84,13 +85,13 @@ class _Clips:
     def __init__(self, predictor: Predictor, name: str, frames: int | None) -> None:
         self._predictor, self._name = predictor, name
         predictor.reader(frames)  # checks it
-        self.control = LoadControl(predictor.latencies() if frames is None else {frames: 1.0})
-        predictor.warm_up([self.control.count])
+        latencies = predictor.latencies() if frames is None else {frames: 1.0}
+        self.control = LoadControl(latencies)
+        predictor.warm_up(latencies)
 
     def run(self, window: Sequence[Frame]) -> Prediction:
         """The prediction of a clip, sampled as from a window of a file."""
-        reader = self._predictor.reader(self.control.count)
-        clip = reader.plan(self._name, range(len(window)), None)
+        clip = self._predictor.reader(self.control.count).plan(self._name, range(len(window)), None)
         chosen = [window[place] for place in clip.indices]
         pixels = torch.stack([frame.pixels for frame in chosen], dim=1)  # (C, T, H, W)
         indices = tuple(frame.number for frame in chosen)
@@ -108,12 +109,15 @@ class _Steps:
         self._newest = Frame(0.0, 0.0, part=-1)  # so that the first one resets the stream
         self._normalize = Normalize(predictor.preprocessing)
         self._stream = stream(predictor.model, precision=predictor.stream_precision)
-        self._largest, side = predictor.default_frames, predictor.preprocessing.crop
-        self._stream.step(torch.zeros(3, side, side, device=predictor.device))  # the first is slow
+        side, is_flexible = predictor.preprocessing.crop, isinstance(predictor.model, FrameFlexible)
+        self._largest = predictor.default_frames if is_flexible or not frames else frames
         counts = [self._largest // stride for stride in reversed(self._stream.strides)]
         if frames not in (None, *counts):
             raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
         self.control = LoadControl({n: n for n in (counts if frames is None else [frames])})
+        for stride in self._stream.strides:  # the first step builds its network
+            self._stream.stride = stride
+            self._stream.step(torch.zeros(3, side, side, device=predictor.device))
 
     @property
     def stride(self) -> int:

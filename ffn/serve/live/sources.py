@@ -80,11 +80,12 @@ def _play(
 def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], now: Clock) -> Iterator[Arrival]:
     """The frames of an iterable, which are live when it gives them."""
     first, last = None, -math.inf
-    for time, frame in pairs:
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"an item is a {type(pair).__name__}; expected pairs (seconds, frame)")
+        time, frame = pair
         if not time > last:
-            raise ValueError(
-                f"a frame has the time {time}, the one before {last}; expected ascending times"
-            )
+            raise ValueError(f"a frame at {time} follows one at {last}; expected ascending times")
         first, last = time if first is None else first, time
         image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
         yield Frame(float(time - first), now()), lambda image=image: image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -102,15 +103,22 @@ def test_a_causal_network_begins_again_after_an_interruption(causal, footage) ->
 
 
 def test_the_stride_follows_the_load(causal, monkeypatch) -> None:
-    """A frame comes every 200 ms and takes 50 ms, but 300 ms from second 20 to 40."""
-    clock, step = SimulatedClock(), Stream.step
+    """A frame comes every 200 ms and takes 50 ms, but 300 ms from second 20 to 40.
+
+    The first frame of a stride takes 9 s.
+    """
+    clock, step, built, start = SimulatedClock(), Stream.step, set(), math.inf
 
     def spend(self: Stream, frame: torch.Tensor) -> torch.Tensor:
-        clock.spend(0.3 if 20 < clock.now() < 40 else 0.05)
+        clock.spend(0.3 if 20 < clock.now() - start < 40 else 0.05)
+        clock.spend(0.0 if self.stride in built else 9.0)
+        built.add(self.stride)
         return step(self, frame)
 
     monkeypatch.setattr(Stream, "step", spend)
-    answers = list(LivePredictor(causal, camera(clock, 80), 2.0, step=0.4, pace=clock))
+    live = LivePredictor(causal, camera(clock, 80), 2.0, step=0.4, pace=clock)
+    start = clock.now()
+    answers = list(live)
     at = {a.time: a.prediction.frames for a in answers}
     assert {frames for time, frames in at.items() if time < 19} == {8}
     assert {frames for time, frames in at.items() if 24 < time < 38} == {4}
