@@ -1,27 +1,31 @@
 """Label an archive on a Ray cluster: a Parquet data set with a row per video.
 
     pip install "frame-flexible[ray]"
-    python examples/predict_with_ray.py LIST.csv OUTPUT --weights W --actors 8 [--gpus 1]
+    python examples/predict_with_ray.py LIST OUTPUT --weights W --actors 8 [--gpus 1]
 
-LIST has a column path, of files or addresses that all machines open. A video that cannot be read is
-a row with its cause. Started again, with the same weights and frames, it leaves out the videos that
-OUTPUT has.
+LIST is one of `ffn predict --output`, of files or addresses that all machines open. A video that
+cannot be read is a row with its cause. Started again, with the same weights and frames, it leaves
+out the videos that OUTPUT has.
 """
 
 import argparse
-import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import ray
 
 import ffn
 from ffn.data.records import Record
 from ffn.files import without_password
-from ffn.serve.batch import predict_rows, read_clips
+from ffn.serve.batch import predict_rows, read_clips, read_videos
 from ffn.serve.output import columns
 
-LABELS, BATCH, TIMEOUT = 5, 64, 600.0  # labels of a row, videos that are read together, seconds
+LABELS, TIMEOUT = 5, 600.0  # labels of a row, seconds to read a video
+READ, FORWARD = 64, 16  # videos that are read together, and that run together
+KEY = ["path", "start", "end"]
 TEXTS = {"path", "error", *(name for name in columns(LABELS) if name.startswith("label"))}
 SCHEMA = pa.schema([(n, pa.string() if n in TEXTS else pa.float64()) for n in columns(LABELS)])
 
@@ -35,18 +39,30 @@ class Label:
 
     def __call__(self, batch):
         """The rows of a batch of videos."""
-        videos = [(path, Record(path, label=0)) for path in batch["path"]]
-        clips = list(read_clips([record for _, record in videos], self.reader, 1, TIMEOUT, BATCH))
-        rows = predict_rows(self.predictor, videos, clips, LABELS)
+        videos = [(video.pop("name"), Record(**video)) for video in batch.to_pylist()]
+        clips = list(read_clips([record for _, record in videos], self.reader, 1, TIMEOUT, READ))
+        rows = []
+        for n in range(0, len(videos), FORWARD):
+            part = slice(n, n + FORWARD)
+            rows += predict_rows(self.predictor, videos[part], clips[part], LABELS)
         named = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
         return pa.Table.from_pylist(named, schema=SCHEMA)
+
+
+def read_keys(file):
+    """Path, start and end of the videos in a file of the output."""
+    try:
+        rows = pa.parquet.read_table(file, columns=KEY).to_pylist()
+    except pa.ArrowInvalid as error:
+        sys.exit(f"{file} is damaged, as by a stop while it was written; remove it: {error}")
+    return [tuple(row.values()) for row in rows]
 
 
 def main():
     """Label the videos that OUTPUT lacks."""
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("list")
-    parser.add_argument("output")
+    parser.add_argument("list", type=Path)
+    parser.add_argument("output", type=Path)
     parser.add_argument("--weights", required=True)
     parser.add_argument("--frames", type=int)
     parser.add_argument("--actors", type=int, default=1)
@@ -54,23 +70,24 @@ def main():
     parser.add_argument("--rows", type=int, default=512, help="of a file of OUTPUT")
     args = parser.parse_args()
 
-    output, known = os.path.abspath(args.output), set()
-    if os.path.isdir(output):
-        known = {*ray.data.read_parquet(output, columns=["path"]).to_pandas()["path"]}
-    listed = pd.read_csv(args.list)["path"].drop_duplicates()
-    left = [path for path in listed if without_password(path) not in known]
+    known = {key for file in args.output.glob("*.parquet") for key in read_keys(file)}
+    videos = {
+        (without_password(name), record.start, record.end): {"name": name, **asdict(record)}
+        for name, record in read_videos(args.list.absolute())
+    }
+    left = [video for key, video in videos.items() if key not in known]
     print(f"{len(left)} videos to label", flush=True)
     if left:
-        videos = ray.data.from_items(
-            [{"path": path} for path in left], override_num_blocks=-(-len(left) // args.rows)
-        )
-        videos.map_batches(
+        ray.data.from_items(left, override_num_blocks=-(-len(left) // args.rows)).map_batches(
             Label,
             fn_constructor_args=(args.weights, args.frames, "cuda" if args.gpus else "cpu"),
-            batch_size=min(BATCH, args.rows),
+            batch_size=min(READ, args.rows),
+            batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=args.actors),
             num_gpus=args.gpus or None,
-        ).write_parquet(output, ray_remote_args={"num_cpus": 0})  # actors may have all processors
+        ).write_parquet(  # actors may have all processors
+            str(args.output.absolute()), ray_remote_args={"num_cpus": 0}
+        )
 
 
 if __name__ == "__main__":

@@ -5,20 +5,22 @@
     python examples/prepare_with_ray.py features CONFIG [key=value …] [--gpus 0.5]
 
 All machines open the videos by the paths of the config. A store is a folder that they share; the
-machine that starts this writes it, as `ffn pack` does. Features are written on this machine, into
-features.db of FFN_HOME, where a training with the same config finds them (task.name=probe). Started
-again, it computes what is missing.
+machine that starts this writes it, as `ffn pack` does. Features (task.name=probe) are written on
+this machine, into features.db of FFN_HOME, where a new training with the same config finds them.
+Started again, it computes what is missing.
 """
 
 import argparse
+import signal
 import sys
+import tempfile
 from collections import deque
 from functools import partial
 from itertools import islice
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, WorkerCrashedError
+from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
 from ffn import data
 from ffn.data.workers import Failure
@@ -26,32 +28,40 @@ from ffn.engine.build import build_run
 from ffn.engine.build_data import read_config_splits, store_location
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
+from ffn.engine.tasks import TASKS
 
-TIMEOUT, SAMPLES = 600.0, 64  # seconds of a task; samples of a task that computes features
+TIMEOUT, SAMPLES = 600, 16  # seconds of a video; samples of a task that computes features
 
 
-def apply(function, jobs, gpus=0.0, timeout=TIMEOUT):
+def apply(function, jobs, gpus=0.0):
     """Yield each job and its result, in order; a job that ends its worker three times fails."""
 
     @ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)
     def prepare(job):
-        return function(job)
+        end_after(TIMEOUT)
+        result = function(job)
+        end_after(0)
+        return result
 
     waiting, running = iter(jobs), deque()
-    most = 4 * int(ray.cluster_resources()["CPU"])
     while True:
-        for job in islice(waiting, most - len(running)):
+        most = 4 * int(ray.cluster_resources().get("CPU", 1))
+        for job in islice(waiting, max(0, most - len(running))):
             running.append((job, prepare.remote(job)))
         if not running:
             return
         job, result = running.popleft()
         try:
-            yield job, ray.get(result, timeout=timeout)
-        except GetTimeoutError:
-            ray.cancel(result, force=True)
-            yield job, Failure(f"timed out after {timeout:g} s")
-        except (WorkerCrashedError, OutOfMemoryError) as error:
-            yield job, Failure(f"its worker ended ({type(error).__name__})")
+            yield job, ray.get(result)
+        except (WorkerCrashedError, OutOfMemoryError, NodeDiedError) as error:
+            cause = f"its worker ended ({type(error).__name__}), or it took more than {TIMEOUT} s"
+            yield job, Failure(cause)
+
+
+def end_after(seconds):
+    """End this process by a signal after so many seconds; 0: not."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
 
 
 def pack(config):
@@ -81,24 +91,30 @@ def compute(job, config, device):
     """Rows of the samples of a job."""
     torch.set_num_threads(1)
     part, samples = job
-    features = datasets(config, device)[part]
-    return [row for one in samples for row in features.compute(*one, features.numbers)[2]]
+    features, rows = datasets(config, device)[part], []
+    for one in samples:
+        end_after(TIMEOUT)
+        rows += features.compute(*one, features.numbers)[2]
+    return rows
 
 
 def compute_all(config, gpus):
-    """Compute the features of a config; return the number of samples without."""
+    """Compute the features of a config; return the number of videos without."""
     own, jobs = datasets(config, "cpu"), []
     for part, features in own.items():
         left = features.missing()
         print(f"{part}: {len(left)} samples to compute", flush=True)
         jobs += [(part, left[n : n + SAMPLES]) for n in range(0, len(left), SAMPLES)]
     work = partial(compute, config=config, device="cuda" if gpus else "cpu")
-    for (part, _), rows in apply(work, jobs, gpus, SAMPLES * TIMEOUT):
+    for (part, _), rows in apply(work, jobs, gpus):
         if isinstance(rows, Failure):
             print(f"{part}: {rows}", file=sys.stderr)
         else:
             own[part].keep(rows)
-    return sum(len(features.missing()) for features in own.values())
+    paths = {f.records[index].path for f in own.values() for index, _ in f.missing()}
+    for path in sorted(paths):
+        print(f"without features: {path}", file=sys.stderr)
+    return len(paths)
 
 
 if __name__ == "__main__":
@@ -108,7 +124,12 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--gpus", type=float, default=0.0, help="of a task that computes features")
     args = parser.parse_args()
-    config = load_config(args.config, args.overrides)
-    ray.init(ignore_reinit_error=True)
-    failed = pack(config) if args.what == "store" else compute_all(config, args.gpus)
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # of a new run: the weights are those at the start
+        config = load_config(args.config, [*args.overrides, f"log.output={folder}"])
+        if args.what == "features" and not TASKS[config.task.name].reads_features:
+            parser.error(f"features are those of task.name=probe; it is {config.task.name}")
+        ray.init(ignore_reinit_error=True)
+        failed = pack(config) if args.what == "store" else compute_all(config, args.gpus)
     sys.exit(1 if failed else 0)

@@ -49,8 +49,6 @@ def pack(
     address = store_location(options)
     if verify:
         return _verify(open_store(options))
-    if "://" in address:
-        raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
 
     from ffn import data
     from ffn.engine.tasks import TASKS

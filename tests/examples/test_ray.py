@@ -66,7 +66,9 @@ def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
 
     def start(count: int) -> subprocess.Popen[str]:
-        pd.DataFrame({"path": paths[:count]}).to_csv(listed, index=False)
+        table = pd.DataFrame({"path": [paths[1], *paths[:count]]})
+        table.loc[0, ["start", "end"]] = 1.0, 2.0
+        table.to_csv(listed, index=False)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, env=environment, **pipes)
 
@@ -83,6 +85,9 @@ def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
     assert (again.returncode, "10 videos to label" in text) == (0, True), text
 
     rows = pd.read_parquet(output).set_index("path")
+    parts = rows[rows.start.notna()]
+    assert (list(parts.index), list(parts.end)) == ([paths[1]], [2.0])
+    rows = rows[rows.start.isna()]
     assert sorted(rows.index) == sorted(paths)
     assert rows.error.dropna().to_dict() == {paths[0]: "no such file or folder"}
     predictor = Predictor(weights, precision="fp32")
@@ -91,6 +96,12 @@ def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
         assert found == [
             (k, pytest.approx(p, abs=1e-5)) for k, p in predictor(path, frames=4).top(1)
         ]
+
+    cut = next(output.glob("*.parquet"))
+    os.truncate(cut, 20)
+    refused = start(60)
+    assert f"{cut} is damaged" in refused.communicate()[0]
+    assert refused.returncode == 1
 
 
 @pytest.mark.slow

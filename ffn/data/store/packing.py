@@ -103,7 +103,7 @@ def pack(
         A report. Unreadable videos are listed in it and in the store.
 
     Raises:
-        ValueError: if an option is out of range or there is no record.
+        ValueError: if an option is out of range, there is no record, or `folder` is an address.
         StoreError: if `folder` holds a store with other options, or another process packs into it.
         FileExistsError: if `folder` holds other files.
         OSError: if the store cannot be written.
@@ -113,6 +113,8 @@ def pack(
             f"{len(records)} records, short_side {short_side}, quality {quality}, shard_mib "
             f"{shard_mib}; expected a record, and numbers above 0, a quality up to 100"
         )
+    if "://" in os.fspath(folder):
+        raise ValueError(f"the store is {folder}; pack into a folder and copy it there")
     folder, options = Path(folder), (short_side, quality)
     folder.mkdir(parents=True, exist_ok=True)
     _check_folder(folder)
@@ -174,7 +176,9 @@ def _pack(
     unreadable = []
     with closing(encode_all([*missing.values()])) as results:
         shown = track(results, "packing", total=len(missing), disable=not progress)
-        for name, (_, result) in zip(missing, shown, strict=True):
+        for (name, record), (packed, result) in zip(missing.items(), shown, strict=True):
+            if packed != record:
+                raise ValueError(f"run gave {packed}; expected {record}, the order of the records")
             if isinstance(result, str):
                 unreadable.append(Unreadable(*name, str(result)))
             else:
