@@ -53,6 +53,7 @@ def write_weights(path: Path, *, causal: bool) -> None:
     """A network with the smallest frames with which it takes its share of the time."""
     network, record = load_with_record(SHIPPED)
     kept = ("model", "num_classes", "classes", "trained_frames")
+    trial = path.with_name("trial.safetensors")
     meta = {key: getattr(record, key) for key in kept}
     if causal:
         plain = ffn.create_model(record.model, num_classes=record.num_classes, causal=True)
@@ -60,15 +61,16 @@ def write_weights(path: Path, *, causal: bool) -> None:
         meta["model_args"] = {"causal": True}
     for crop in CROPS:
         meta["preprocessing"] = record.preprocessing | {"crop": crop, "resize": crop}
-        save_weights(network, path, meta, overwrite=True)
+        save_weights(network, trial, meta, overwrite=True)
         if causal:
             step, frame = ffn.stream(network).step, torch.zeros(3, crop, crop)
             seconds = min(timeit.repeat(lambda step=step, frame=frame: step(frame), number=1))
         else:
-            predictor, video = Predictor(path), np.zeros((16, crop, crop, 3), np.uint8)
+            predictor, video = Predictor(trial), np.zeros((16, crop, crop, 3), np.uint8)
             seconds = min(predictor(video, frames=16).model_ms for _ in range(5)) / 1000
         if seconds > SHARE * (1 if causal else EVERY) / RATE / SPEED:
             break
+    trial.rename(path)
     print(f"{crop} px: an answer takes {1000 * seconds:.0f} ms", file=sys.stderr)
 
 
@@ -130,5 +132,6 @@ if __name__ == "__main__":
         for process in processes:
             process.kill()
             process.wait()
-    draw_answers(given.folder)
+    if status == 0:
+        draw_answers(given.folder)
     sys.exit(status)

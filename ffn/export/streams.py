@@ -161,9 +161,9 @@ def stream(
 ) -> Stream:
     """Classify a stream frame by frame; each frame runs through the network once.
 
-    After n frames, the logits are those of the causal network for a clip of these n frames. The
-    sub-network of T frames runs every (T' / T)-th frame of a stream, if T' is the largest count: at
-    training, clips of the same span have T and T' frames.
+    After n frames, the logits are those of the causal network for a clip of these n frames, with
+    the sub-network of the stride. That of T frames runs every (T' / T)-th frame of a stream, if T'
+    is the largest count: at training, clips of the same span have T and T' frames.
 
     Args:
         model: a plain or frame-flexible network that is ``causal``, in eval mode.
