@@ -19,7 +19,10 @@ class HeadNetwork(nn.Module):
     def __init__(self, backbone: nn.Module, num_classes: int) -> None:
         super().__init__()
         names = {module: name for name, module in backbone.named_modules()}
-        self.removed = names[backbone.get_classifier()]
+        classifier = backbone.get_classifier()
+        if classifier not in names:
+            raise ValueError("a network with several classifiers cannot have another head")
+        self.removed = names[classifier]
         backbone.reset_classifier(0)
         self.backbone, self.num_classes = backbone, num_classes
 

@@ -73,7 +73,7 @@ class _Tokens(nn.Module):
         frames, *grid = features.shape[2:]
         x = self.proj(self.norm(features.flatten(2).transpose(1, 2)))  # (B, T * H * W, width)
         shape, span = (frames, *grid), (SPAN, *grid)
-        return x + sine_positions(2 * frames, shape, span, x.shape[2], x.device).to(x.dtype)
+        return x + sine_positions(2 * frames, shape, span, x.shape[2], x.device).to(x)
 
 
 def _maps(backbone: nn.Module, clip: Tensor) -> tuple[Tensor, ...]:
@@ -83,7 +83,8 @@ def _maps(backbone: nn.Module, clip: Tensor) -> tuple[Tensor, ...]:
         return features if isinstance(features, tuple) else (features,)
     if features.ndim == 4:  # of an image transformer
         tokens = features[:, :, getattr(backbone.net, "num_prefix_tokens", 0) :]
-        return (rearrange(tokens, "b t (h w) c -> b c t h w", h=math.isqrt(tokens.shape[2])),)
+        rows = round(math.sqrt(tokens.shape[2] * clip.shape[3] / clip.shape[4]))
+        return (rearrange(tokens, "b t (h w) c -> b c t h w", h=rows),)
     if getattr(backbone.net, "output_fmt", "") == "NHWC":  # of a Swin transformer
         return (features.movedim(-1, 1),)
     return (features.transpose(1, 2),)

@@ -7,7 +7,7 @@ Positions are functions of time and place, so T is arbitrary, in one of two form
 - ``sine`` (VideoMAE, 2203.12602) is added to the tokens. Clips of any length span the same time, as
   ffn samples them: the position of a tubelet is that of its frames in the span of the training.
 - ``rotary`` (V-JEPA 2, 2506.09985) rotates queries and keys by number of tubelet, row and column.
-  Longer clips continue the numbers, as in the authors' code: attention depends on differences.
+  Longer clips continue the numbers, as in the authors' code.
 
 A causal network for streams has rotary positions, and a tubelet attends to itself and those of a
 window before it.
@@ -176,6 +176,8 @@ class ViT(PooledClassifier):
             raise ValueError(f'positions is "{positions}"; expected "sine" or "rotary"')
         if pool not in ("mean", "first", "attention"):
             raise ValueError(f'pool is "{pool}"; expected "mean", "first" or "attention"')
+        if causal and past < 1:
+            raise ValueError(f"past is {past}; expected 1 or more tubelets")
         if causal and (positions, pool) != ("rotary", "mean"):
             raise ValueError(
                 f'causal needs positions="rotary" and pool="mean", not "{positions}" and "{pool}"; '
@@ -194,7 +196,7 @@ class ViT(PooledClassifier):
         if pool == "attention":
             self.pooler = AttentivePooler(dim, heads, pool_depth, eps[0])
         self.causal, self.length = causal, ClipLength()
-        self.average = Average(self.length)
+        self.average = Average(self.length, TUBELET)
         if causal:
             self.frame, self.is_second = Past(self.length, 1), Past(self.length, 1)
             self.is_tubelet = Past(self.length, past)
@@ -233,7 +235,7 @@ class ViT(PooledClassifier):
             area = math.prod(shape[1:])
             options["rope"] = rope.unflatten(0, (-1, area)) if self.causal else rope
         else:
-            x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x.dtype)
+            x = x + sine_positions(frames, shape, self.grid, x.shape[2], x.device).to(x)
         if self.causal:
             options["attn_mask"] = self._mask(x, shape)
 

@@ -51,7 +51,8 @@ def find_lr(
         loader, rates = training.loader, np.geomspace(low, high, steps).tolist()
         shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
         with closing(shown):
-            tested = range_test(training.step, endless(loader), shown)
+            step = training.step
+            tested = range_test(step, endless(loader, step.grad_accum_steps), shown)
         if world.is_main:
             scale = scaled_learning_rate(options) / options.optim.lr
             print("\n".join(report_lines(*tested, scale)))

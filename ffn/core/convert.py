@@ -127,7 +127,7 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
         return {}
     kinds = {"norms": NORMS, "all": nn.Module}
     names = [name for name, _ in model.named_modules() if name]
-    words = [] if callable(private) else private.split(",")
+    words = [] if callable(private) else [word.strip() for word in private.split(",")]
     types = tuple(kinds[word] for word in words if word in kinds)
     matching = {w: fnmatch.filter(names, w) for w in words if w not in kinds}
     if idle := [word for word, found in matching.items() if not found]:

@@ -248,6 +248,15 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
             f"{train.repeated_aug} {needed} videos per step); there are {videos} training videos. "
             "Lower train.batch_size"
         )
+    is_contrastive, micro = TASKS[config.task.name].compares_views, train.batch_size // share
+    if micro * (world.size if is_contrastive else 1) == 1 and (
+        is_contrastive or train.mixup or train.cutmix
+    ):
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}, of {share} (processes x grad_accum_steps x "
+            "repeated_aug) forward passes of one video; mixup, cutmix and contrastive training "
+            "need two or more. Raise train.batch_size, or lower train.grad_accum_steps"
+        )
 
 
 def _train_transform(
@@ -269,12 +278,19 @@ def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> 
     views = task.views(options).values() if dataset.train else [dict.fromkeys(dataset.views)]
     network = config.model.name, repr(options.trained_frames), options.interpolate, options.grid
     given = config.data.model_dump(exclude=OUTSIDE_OF_CLIPS)
+    more = ["causal"] if config.model.causal else []
+    if dataset.train and config.data.flip == "swap":
+        more.append(dataset.transform.flipped_label)
+    if config.data.format == "store":
+        manifest = open_store(config.data).manifest
+        more.append((manifest.short_side, manifest.quality))
     return FeatureDataset(
         dataset,
         task.model,
         source=lambda: (
             (*network, config.train.precision, hash_of(backbone.state_dict())),
             given,
+            *more,
         ),
         numbers={number for view in views for number in view},
         variants=options.variants,

@@ -94,6 +94,11 @@ def build_started_model(
     if is_new and config.model.weights is not None:
         largest = max(config.task.frames)
         start = zoo.load_start_weights(model, config.model.weights, frames=largest)
+    if TASKS[config.task.name].reads_features and (not start or start[1].trained_frames is None):
+        for module in model.model.backbone.modules():  # frozen, and never trained
+            if isinstance(module, core.WeightAlteration):
+                for parameter in module.parameters():
+                    nn.init.zeros_(parameter)
     if config.train.sync_bn and world.size > 1:
         if world.device.type != "cuda":
             raise ConfigError("train.sync_bn needs CUDA devices; set train.sync_bn=false")
@@ -125,26 +130,34 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
             compile_network(model, len({length for view in views for length in view}))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{config.model.name}: {error}") from error
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"train.freeze is {config.train.freeze}; no parameter is left to train")
 
 
 def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = None) -> Task:
     """The model with its loss, in which classes may have weights (K,).
 
     Raises:
-        ConfigError: the task cannot be trained with the options.
+        ConfigError: the task cannot be trained with the options, or no parameter is trained.
     """
     task = TASKS[config.task.name].from_options(model, config.task)
     task.class_weights = class_weights
     task.labels = find_labels(config.data.labels)
     train = config.train
     unfit = train.views == "sequential" or train.compile or train.repeated_aug > 1
-    if task.compares_views and unfit:
+    if task.compares_views and (unfit or config.data.test_protocol != "1x1"):
         raise ConfigError(
             f"task {config.task.name} compares features of the views of different videos: use "
-            "train.views=together, train.compile=false and train.repeated_aug=1"
+            "train.views=together, train.compile=false, train.repeated_aug=1 and "
+            "data.test_protocol=1x1"
         )
+    alike = train.repeated_aug > 1 or train.cutmix or train.activation_checkpointing
+    if task.reads_features and (alike or config.optim.layer_decay != 1):
+        raise ConfigError(
+            f"task {config.task.name} reads the stored features of a frozen network: use "
+            "train.repeated_aug=1, train.cutmix=0, train.activation_checkpointing=false and "
+            "optim.layer_decay=1"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"train.freeze is {train.freeze}; no parameter is left to train")
     return task
 
 
@@ -177,8 +190,10 @@ def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     own = [p for p in task.own_parameters().values() if p.requires_grad]
     if own:
-        decay = options.weight_decay
-        groups.append({"name": "task", "params": own, "lr_scale": 1.0, "weight_decay": decay})
+        for name, is_vector in (("task", False), ("task vectors", True)):
+            part = [p for p in own if (p.ndim <= 1) == is_vector]
+            decay = 0.0 if is_vector else options.weight_decay
+            groups.append({"name": name, "params": part, "lr_scale": 1.0, "weight_decay": decay})
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
     sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)

@@ -35,7 +35,8 @@ class ContrastiveTask(ConvertedTask):
     of views if there are more than two. The N videos are those of a micro-batch on all processes.
 
     The embeddings are ``W2 relu(BN(W1 h))``, h the classifier's input. The authors' code has the
-    batch norm, their formula has not; its statistics are those of a view of the N videos (§2.2).
+    batch norm, their formula has not; its statistics are those of a view of the N videos (§2.2),
+    and in validation those of all videos.
     This projection is not part of the saved network, whose classifier has the one class
     `ffn.data.splits.UNLABELLED` and is not trained.
 
@@ -54,7 +55,8 @@ class ContrastiveTask(ConvertedTask):
         super().__init__(model)
         self.names, self.temperature = tuple(sorted(names)), temperature
         width = model.head_hidden_size
-        hidden = nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(inplace=True)
+        norm = nn.BatchNorm1d(width, track_running_stats=False)
+        hidden = nn.Linear(width, width, bias=False), norm, nn.ReLU(inplace=True)
         self.projection = nn.Sequential(*hidden, nn.Linear(width, WIDTH))
         model.get_classifier().requires_grad_(False)
 
@@ -105,18 +107,20 @@ class ContrastiveTask(ConvertedTask):
 
         def run(clip: Tensor) -> Tensor:
             with torch.autocast(clip.device.type, half, enabled=half is not None):
-                return self.embed(features(network, clip))
+                return features(network, clip)
 
-        self.projection.eval()
         found = collect(network, loader, run, batch_size, keep_logits=True, progress=False)
-        self.projection.train()
         measures: dict[int, dict[str, float]] = {}
-        for frames, rows in (found.logits or {}).items():  # on rank 0
-            other = found.logits[max(t for t in network.trained_frames if t != frames)][found.ok]
-            parts = rows[found.ok].split(1000)
-            closest = torch.cat([(part @ other.T).argmax(1) for part in parts])
+        device = next(self.projection.parameters()).device
+        read = {frames: rows[found.ok].to(device) for frames, rows in (found.logits or {}).items()}
+        if any(len(rows) > 1 for rows in read.values()):  # on rank 0
+            with torch.no_grad():
+                read = {frames: self.embed(rows.float()) for frames, rows in read.items()}
+        for frames, rows in read.items():
+            other = read[max(t for t in network.trained_frames if t != frames)]
+            closest = torch.cat([(part @ other.T).argmax(1).cpu() for part in rows.split(1000)])
             right = (closest == torch.arange(len(closest))).sum()
-            measures[frames] = {self.measure: 100 * float(right) / len(rows)}
+            measures[frames] = {self.measure: 100 * float(right) / len(found.ok)}
         return gather(measures)[0], found.errors
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,12 @@ def range_test(
     return done, losses
 
 
-def endless(loader: DataLoader) -> Iterator[dict[str, Any]]:
-    """The micro-batches of a training loader, epoch after epoch."""
+def endless(loader: DataLoader, grad_accum_steps: int = 1) -> Iterator[dict[str, Any]]:
+    """The micro-batches of the steps of a training loader, epoch after epoch."""
     epoch = 0
     while True:
         loader.sampler.set_epoch(epoch)
-        yield from loader
+        yield from islice(loader, len(loader) // grad_accum_steps * grad_accum_steps)
         epoch += 1
 
 

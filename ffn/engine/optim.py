@@ -41,7 +41,7 @@ def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        is_bias = name.endswith("bias")
+        is_bias = parameter.ndim == 1 and "bias" in name.rpartition(".")[2]  # also of GRUs
         if id(parameter) in head:
             kind = "head bias" if is_bias else "head weight"
         elif id(parameter) in norms:

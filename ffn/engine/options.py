@@ -5,6 +5,7 @@ Those of the tasks are in :mod:`ffn.engine.task_options`.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -265,7 +266,8 @@ class Config(Section, Generic[OptionsOfTask]):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        largest = max([*self.task.frames, *self.data.test_frames], default=0)
+        ends = chain(*self.task.ranges)
+        largest = max([*self.task.frames, *ends, *self.data.test_frames], default=0)
         problems = {
             f"data.sampling is dense, whose clips have at most {WINDOW} frames; {largest} are "
             "asked for. Use data.sampling=segment or fewer frames": (

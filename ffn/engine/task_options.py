@@ -136,7 +136,7 @@ class ContrastiveOptions(ConvertedOptions):
 
     @model_validator(mode="after")
     def _check_views(self) -> ContrastiveOptions:
-        if len(self.draws or self.frames) < 2:
+        if min(len(self.draws or self.frames), len(self.frames)) < 2:
             raise ValueError("task.name=contrastive compares views; give two or more task.frames")
         return self
 

@@ -179,8 +179,9 @@ def stream(
     network = model.model if isinstance(model, FrameFlexible) else model
     if not getattr(network, "causal", False):
         raise ValueError(
-            f"{type(network).__name__} reads later frames; a stream needs a causal network: "
-            "ffn.create_model(…, causal=True), or model.causal=true of a training"
+            f"{type(network).__name__} reads later frames; a stream needs a causal network "
+            "without a head: ffn.create_model(…, causal=True), or model.causal=true of a training "
+            "with task.name=flexible or plain"
         )
     if model.training:
         raise ValueError("the network is in training mode; call model.eval()")

@@ -86,19 +86,20 @@ class Past(nn.Module):
 class Average(nn.Module):
     """The average over the frames of a clip, or over those of a stream so far.
 
-    Frame n of a stream, of the weight w_n, changes the average by
+    Entry n of a stream, of the weight w_n, changes the average by
 
         m_n = m_(n-1) + (x_n - m_(n-1)) w_n / W_n,    W_n = min(W_(n-1) + w_n, window)
 
     Args:
         length: of the network.
+        frames: of an entry, which has this many times the weight of the stride.
     """
 
     keeps_frames = True
 
-    def __init__(self, length: ClipLength) -> None:
+    def __init__(self, length: ClipLength, frames: int = 1) -> None:
         super().__init__()
-        self.length = length
+        self.length, self.frames = length, frames
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) to (B, C)."""
@@ -109,9 +110,10 @@ class Average(nn.Module):
         before = stream.get(self)
         if before is None:
             before = x.new_zeros(x.shape[0], x.shape[1] + 1)
-        mean, weight = before[:, :-1], before[:, -1:] + stream.stride
+        own = stream.stride * self.frames
+        mean, weight = before[:, :-1], before[:, -1:] + own
         if stream.window is not None:
-            weight = weight.clamp(max=max(stream.window, stream.stride))
-        mean = mean + (x - mean) * (stream.stride / weight)
+            weight = weight.clamp(max=max(stream.window, own))
+        mean = mean + (x - mean) * (own / weight)
         stream[self] = torch.cat([mean, weight], 1)
         return mean

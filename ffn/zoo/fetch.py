@@ -141,6 +141,8 @@ def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
         WeightsError: they cannot be downloaded.
     """
     path = Path(name_or_path)
+    if path.is_dir():  # of transformers
+        return None
     if path.suffix not in (".pt", ".safetensors"):
         path = fetch_weights(os.fspath(name_or_path))
     kept = early_exit_path(path)

@@ -118,6 +118,9 @@ def load_start_weights(
         state, note = _of_nearest_counts(state, model, record)
     if adds_head:
         head = sorted((key for key in own if key.startswith("head.")), reverse=True)
+        if record.num_classes == 0:
+            inner = [key.removeprefix("backbone.") for key in own if key.startswith("backbone.")]
+            head += [f"backbone.{key}" for key in new_head(inner)]
     elif record.num_classes == 0:
         head = new_head(own)
     match = match_state(state, own, head=head).require(str(name_or_path), new_head=True)

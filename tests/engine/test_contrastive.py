@@ -134,8 +134,13 @@ def test_a_training_with_labels_starts_from_the_network_without_projection(
 
 def test_refuses_one_view_and_options_without_effect(videos: Path, tmp_path: Path) -> None:
     unfit = ("train.views=sequential", "train.compile=true", "train.repeated_aug=2")
-    for option in ("task.frames=[4]", *unfit):
+    one = "task.frames=[8] task.ranges=[[1,12]] task.draws=[[1,4],[5,12]]"
+    for option in ("task.frames=[4]", one, "data.test_protocol=1x3", *unfit):
         with pytest.raises(ConfigError, match="contrastive compares"):
-            build(videos, tmp_path / "run", "task.name=contrastive", option)
+            build(videos, tmp_path / "run", "task.name=contrastive", *option.split())
+    with pytest.raises(ConfigError, match="forward passes of one video"):
+        build(videos, tmp_path / "run", "task.name=contrastive", "train.grad_accum_steps=6")
+    with pytest.raises(ConfigError, match="no parameter is left"):
+        build(videos, tmp_path / "run", "task.name=contrastive", "train.freeze=[head_only]")
     with pytest.raises(ConfigError, match="need classes; task contrastive"):
         build(videos, tmp_path / "run", "task.name=contrastive", "train.label_smoothing=0.1")

@@ -10,7 +10,9 @@ import pytest
 import torch
 from engine_toys import build, same_weights, train, train_until, weights
 
+from ffn.core import WeightAlteration
 from ffn.data import VideoDataset
+from ffn.engine.config import ConfigError
 from ffn.engine.features import FeatureDataset
 
 PROBE = ["task.name=probe", "task.width=64", "task.grid=1", "train.epochs=4", "task.variants=2"]
@@ -46,8 +48,9 @@ def test_features_are_computed_once(
     os.utime(path, (1, 1))
     train(root, tmp_path / "touched", *PROBE, start)
     assert len(runs) - first in (2 * 2, counts)  # of training or validation
-    for option in ("train.precision=fp32", "task.interpolate=true"):  # other weights, sub-networks
-        second, given = len(runs), [start] * option.startswith("task")
+    # Other weights, sub-networks, and layers without weights.
+    for option in ("train.precision=fp32", "task.interpolate=true", "model.causal=true"):
+        second, given = len(runs), [start] * (not option.startswith("train"))
         train(root, tmp_path / option, *PROBE, *given, option)
         assert len(runs) == second + first
 
@@ -83,3 +86,30 @@ def test_the_network_of_clips_is_that_of_features(
         with torch.no_grad():
             expected = network(dataset.normalize(clips))
             torch.testing.assert_close(network(found), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "train.repeated_aug=2",
+        "train.cutmix=1.0",
+        "train.activation_checkpointing=true",
+        "optim.layer_decay=0.5",
+    ],
+)
+def test_refuses_options_without_effect(
+    runs: list[int], videos: Path, tmp_path: Path, option: str
+) -> None:
+    with pytest.raises(ConfigError, match="probe reads the stored features"):
+        build(videos, tmp_path / "run", *PROBE, option)
+
+
+def test_a_plain_start_has_the_same_features_under_another_probe(
+    runs: list[int], videos: Path, tmp_path: Path
+) -> None:
+    for width in (64, 128):
+        run = build(videos, tmp_path / "run", *PROBE, f"task.width={width}")
+        backbone = run.train_step.model.model.backbone
+        inside = [m for m in backbone.modules() if isinstance(m, WeightAlteration)]
+        assert inside
+        assert all((p == 0).all() for m in inside for p in m.parameters())

@@ -105,6 +105,11 @@ def test_window_forgets() -> None:
     for n, x in enumerate(logits, 1):
         mean += (x - mean) / min(n, 4)
         assert difference(found[n - 1], mean) < 1e-5
+    vit = causal("vit_tiny")  # of tubelets of two frames
+    ends = [run(ffn.stream(vit, window=window), clip)[-1] for window in (None, 16, 4)]
+    assert difference(ends[0], ends[1]) < 1e-5 < difference(ends[0], ends[2])
+    short, forgets = (run(ffn.stream(vit, window=w), clip[:, :, :6]) for w in (None, 4))
+    assert difference(short[3], forgets[3]) < 1e-5 < difference(short[5], forgets[5])
 
 
 def test_threads_copies_and_saved_states() -> None:

@@ -170,8 +170,14 @@ def _preprocessing(processor: Mapping[str, Any]) -> dict[str, Any]:
     sides = {*crop.values()} if isinstance(crop, Mapping) else {crop}
     if len(sides) > 1 or not processor.get("do_center_crop", True):
         raise WeightsError(f"crop_size is {crop}; ffn takes a center crop that is square")
+    for step in ("do_resize", "do_rescale", "do_normalize"):
+        if not processor.get(step, True):
+            raise WeightsError(f"{step} is false in the preprocessor's file; ffn does it always")
+    side = sides.pop()
+    if side > resize:
+        raise WeightsError(f"crop_size is {side}, larger than the resized shorter side, {resize}")
     return {
-        "crop": sides.pop(),
+        "crop": side,
         "resize": resize,
         "mean": processor["image_mean"],
         "std": processor["image_std"],
