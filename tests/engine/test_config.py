@@ -106,6 +106,7 @@ def test_contradictions() -> None:
         ("train.compile=true", "data.on_error=skip"),
         ("model.pretrained=true", "model.weights=x.pt"),
         ("data.sampling=dense", "data.test_frames=[100]"),
+        ("data.sampling=dense", "task.ranges=[[2, 5], [6, 11], [12, 80]]"),
         ("data.resize=30", "data.crop=32"),
         ("data.flip=swap", "data.flip_pairs=[]"),
         ("data.area=[0.5, 1]", "data.crop_mode=multiscale"),

@@ -53,6 +53,12 @@ def test_tsm_groups_of_resnet18() -> None:
     }
 
 
+def test_biases_of_recurrent_layers_have_no_decay() -> None:
+    model = nn.ModuleList([nn.GRU(4, 4), nn.Linear(4, 4)])
+    found = names_in(tsm_groups(model, 0.1), model)
+    assert found["biases"] == {"0.bias_ih_l0", "0.bias_hh_l0"}
+
+
 @MAKERS
 def test_every_trained_parameter_is_in_one_group(make: Any) -> None:
     """Also every private head."""

@@ -138,6 +138,9 @@ def test_encoders_are_what_a_network_starts_from(
     for frames in (3, 8):
         clip = clip_of(frames)
         assert torch.equal(flexible.eval().forward_features(clip), model.forward_features(clip))
+    head = {"name": "probe", "width": 64, "depth": 0, "grid": 1}
+    probe = ffn.create_model("vit", num_classes=7, pretrained=tmp_path, head=head, **form)
+    assert torch.equal(probe.backbone.eval().forward_features(clip), model.forward_features(clip))
 
 
 @pytest.mark.slow
