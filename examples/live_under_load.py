@@ -70,7 +70,7 @@ def write_weights(path: Path, *, causal: bool) -> None:
             seconds = min(predictor(video, frames=16).model_ms for _ in range(5)) / 1000
         if seconds > SHARE * (1 if causal else EVERY) / RATE / SPEED:
             break
-    trial.rename(path)
+    save_weights(network, path, meta, overwrite=True)
     print(f"{crop} px: an answer takes {1000 * seconds:.0f} ms", file=sys.stderr)
 
 
