@@ -124,9 +124,8 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--gpus", type=float, default=0.0, help="of a task that computes features")
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # of a new run: the weights are those at the start
+    # A folder without checkpoints, as that of a new run, which has its start weights.
+    with tempfile.TemporaryDirectory() as folder:
         config = load_config(args.config, [*args.overrides, f"log.output={folder}"])
         if args.what == "features" and not TASKS[config.task.name].reads_features:
             parser.error(f"features are those of task.name=probe; it is {config.task.name}")

@@ -21,7 +21,8 @@ class HeadNetwork(nn.Module):
         names = {module: name for name, module in backbone.named_modules()}
         classifier = backbone.get_classifier()
         if classifier not in names:
-            raise ValueError("a network with several classifiers cannot have another head")
+            kind = type(getattr(backbone, "net", backbone)).__name__
+            raise ValueError(f"{kind} has several classifiers; another head needs exactly one")
         self.removed = names[classifier]
         backbone.reset_classifier(0)
         self.backbone, self.num_classes = backbone, num_classes

@@ -97,7 +97,7 @@ def build_train_loader(
         **_frame_source(options, resize=options.resize),
     )
     return data.make_loader(
-        _features(config, dataset, task),
+        _features(config, dataset, task, splits.classes),
         batch_size=train.batch_size // (world.size * train.grad_accum_steps),
         workers=0 if task is not None and task.reads_features else options.workers,
         timeout=options.timeout,
@@ -199,7 +199,7 @@ def build_test_loader(
         **_frame_source(config.data, resize=preprocessing.resize),
     )
     return data.make_loader(
-        _features(config, dataset, task),
+        _features(config, dataset, task, splits.classes),
         batch_size=max(1, clips_per_forward(config, world) // parsed.views),
         workers=0 if task is not None and task.reads_features else config.data.workers,
         timeout=config.data.timeout,
@@ -270,7 +270,9 @@ def _train_transform(
     )
 
 
-def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> Any:
+def _features(
+    config: Config, dataset: data.VideoDataset, task: Task | None, classes: Sequence[str]
+) -> Any:
     """The data set, or the features of its clips in a frozen network."""
     if task is None or not task.reads_features:
         return dataset
@@ -280,7 +282,7 @@ def _features(config: Config, dataset: data.VideoDataset, task: Task | None) -> 
     given = config.data.model_dump(exclude=OUTSIDE_OF_CLIPS)
     more = ["causal"] if config.model.causal else []
     if dataset.train and config.data.flip == "swap":
-        more.append(dataset.transform.flipped_label)
+        more.append(data.swap_pairs(config.data.flip_pairs, classes))
     if config.data.format == "store":
         manifest = open_store(config.data).manifest
         more.append((manifest.short_side, manifest.quality))

@@ -189,9 +189,8 @@ def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
     make = optim.tsm_groups if options.groups == "tsm" else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     own = [p for p in task.own_parameters().values() if p.requires_grad]
-    if own:
-        for name, is_vector in (("task", False), ("task vectors", True)):
-            part = [p for p in own if (p.ndim <= 1) == is_vector]
+    for name, is_vector in (("task", False), ("task vectors", True)):
+        if part := [p for p in own if (p.ndim <= 1) == is_vector]:
             decay = 0.0 if is_vector else options.weight_decay
             groups.append({"name": name, "params": part, "lr_scale": 1.0, "weight_decay": decay})
     if options.name == "adamw":

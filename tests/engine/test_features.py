@@ -11,7 +11,7 @@ import torch
 from engine_toys import build, same_weights, train, train_until, weights
 
 from ffn.core import WeightAlteration
-from ffn.data import VideoDataset
+from ffn.data import VideoDataset, pack
 from ffn.engine.config import ConfigError
 from ffn.engine.features import FeatureDataset
 
@@ -113,3 +113,27 @@ def test_a_plain_start_has_the_same_features_under_another_probe(
         inside = [m for m in backbone.modules() if isinstance(m, WeightAlteration)]
         assert inside
         assert all((p == 0).all() for m in inside for p in m.parameters())
+
+
+def test_features_of_other_labels_and_stores_have_other_keys(
+    runs: list[int], videos: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(videos, tmp_path / "videos")
+    (root / "same.txt").write_text("left\nright\nstill\n")
+    (root / "other.txt").write_text("left\nstill\nright\n")
+
+    def key(*more: str) -> bytes:
+        return build(root, tmp_path / "run", *PROBE, *more).train_loader.dataset._key(0, 0, 4)
+
+    swap = ("data.flip=swap", "data.flip_pairs=[[left, right]]")
+    same, other = (f"data.classes={root / name}.txt" for name in ("same", "other"))
+    assert key(*swap, same) == key(*swap, same) != key(*swap, other)
+
+    stored, run = ("data.format=store", "data.store=store"), build(root, tmp_path / "run", *PROBE)
+    records = [*run.train_loader.dataset.records, *run.val_loader.dataset.records]
+    keys = []
+    for quality in (90, 90, 20):
+        shutil.rmtree(root / "store", ignore_errors=True)
+        pack(records, root / "store", root=root, quality=quality)
+        keys.append(key(*stored))
+    assert keys[0] == keys[1] != keys[2]
