@@ -2,18 +2,18 @@
 
     python -m ffn.datasets.synthetic MOTION --clips-per-class 600 60
     python experiments/private_modules.py run MOTION OUTPUT [SEED …]
+    python experiments/private_modules.py contrastive MOTION OUTPUT [SEED …]
     python experiments/private_modules.py table OUTPUT model_zoo/results/private_modules
 
-`run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames. It skips what OUTPUT
-holds. `table` adds these results to the answers in NAME.json, and writes NAME.md from all seeds of
-which each network has answers.
+`run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames, `contrastive` from a
+network that was trained without labels. Both skip what OUTPUT holds. `table` adds these results to
+the answers in NAME.json, and writes NAME.md from all seeds of which each network has answers.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +23,17 @@ from ffn.evaluation import load_predictions
 
 FRAMES = range(1, 21)
 TESTED = ["--frames", *map(str, FRAMES), "--save-predictions", "--no-latency", "--overwrite"]
-CONFIG = "configs/quickstart/motion_any_count.yaml"
-COMMON = ["model.name=vit_tiny", "model.weights=null", "optim.lr=1e-3", "optim.weight_decay=0.05"]
-COMMON += ["optim.warmup_epochs=0.5", "train.batch_size=32", "train.epochs=8"]
-COMMON += ["train.validate_epochs=8", "data.test_frames=[8]", "data.cache_gib=1.5"]
+CONFIGS = "configs/quickstart/motion_any_count.yaml", "configs/quickstart/motion_contrastive.yaml"
+SHARED = ["model.name=vit_tiny", "optim.lr=1e-3", "optim.weight_decay=0.05", "data.cache_gib=1.5"]
+COMMON = [*SHARED, "model.weights=null", "optim.warmup_epochs=0.5", "train.batch_size=32"]
+COMMON += ["train.epochs=8", "train.validate_epochs=8", "data.test_frames=[8]"]
+UNLABELLED = [*SHARED, "task.frames=[4,8,16]", "task.ranges=[[2,5],[6,11],[12,20]]"]
+UNLABELLED += ["task.draws=[[2,5],[6,20]]"]
 THREE = ["task.frames=[4,8,16]", "task.ranges=[]", "task.draws=[]"]
 ALONE = ["task.name=plain", "task.ranges=[]"]
 NETWORKS = {
     "private norms (the paper)": THREE,
+    "private norms without alterations": [*THREE, "task.alteration=false"],
     "private norms, any count": ANY_COUNT,
     "private classifiers": [*THREE, "task.private=head", "task.alteration=false"],
     "private norms and classifiers": [*THREE, "task.private=norms,head"],
@@ -38,14 +41,22 @@ NETWORKS = {
 }
 
 
-def run(root: Path, output: Path, name: str, seed: int) -> None:
-    """Train and test a network, unless its result exists."""
+def start(root: Path, output: Path, seed: int) -> str:
+    """Train a network without labels; the option with its weights."""
+    folder = output / f"start.{seed}"
+    options = [*UNLABELLED, f"data.root={root}", f"train.seed={seed}"]
+    ffn("train", CONFIGS[1], *options, f"log.output={folder}")
+    return f"model.weights={folder / 'last.pt'}"
+
+
+def run(root: Path, output: Path, name: str, seed: int, *more: str) -> None:
+    """Train and test a network with further options, unless its result exists."""
     folder = output / f"{name.replace(' ', '_')}.{seed}"
     result = folder.with_name(f"{folder.name}.json")
     if result.exists():
         return
-    options = [*COMMON, *NETWORKS[name], f"data.root={root}", f"train.seed={seed}"]
-    ffn("train", CONFIG, *options, f"log.output={folder}")
+    options = [*COMMON, *NETWORKS[name], f"data.root={root}", f"train.seed={seed}", *more]
+    ffn("train", CONFIGS[0], *options, f"log.output={folder}")
     weights = ["--weights", str(folder / "last.pt"), "--output", str(folder / "test")]
     ffn("test", str(folder / "config.yaml"), *weights, *TESTED)
     found = load_predictions(next((folder / "test").glob("*.safetensors")))
@@ -56,7 +67,8 @@ def run(root: Path, output: Path, name: str, seed: int) -> None:
 def table(output: Path, name: Path) -> None:
     """Add to the answers, a bit per count and video, and write the table of the whole seeds."""
     path = name.with_suffix(".json")
-    answers = json.loads(path.read_text()) if path.exists() else {n: {} for n in NETWORKS}
+    known = json.loads(path.read_text()) if path.exists() else {}
+    answers = {n: known.get(n, {}) for n in NETWORKS}
     for n, own in answers.items():
         for found in output.glob(f"{n.replace(' ', '_')}.*.json"):
             bits = np.packbits(json.loads(found.read_text())["right"], axis=1)
@@ -89,8 +101,11 @@ def table(output: Path, name: Path) -> None:
 
 if __name__ == "__main__":
     command, source, target, *rest = sys.argv[1:]
-    if command == "run":
-        for seed, name in product(map(int, rest or "012"), NETWORKS):
-            run(Path(source).absolute(), Path(target).absolute(), name, seed)
+    if command in ("run", "contrastive"):
+        root, output = Path(source).absolute(), Path(target).absolute()
+        for seed in map(int, rest or "012"):
+            more = [start(root, output, seed)] * (command == "contrastive")
+            for name in NETWORKS:
+                run(root, output, name, seed, *more)
     else:
         table(Path(source), Path(target))

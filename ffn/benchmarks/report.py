@@ -25,17 +25,17 @@ def describe_run(device: torch.device) -> dict[str, Any]:
 
 def print_comparison(comparison: Comparison, items: str) -> None:
     """Print a table of variants, with rates in items per second and ratios to the reference."""
-    caption = f"speed and memory: relative to {comparison.reference}"
-    table = Table("variant", title=escape(comparison.title), caption=caption)
-    times, ratios = ("ms", "25 %", "75 %"), ("speed", "25 %", "75 %")
-    for number in (f"{items}/s", *times, "peak MiB", *ratios, "memory"):
+    caption = f"speed (median, quartiles) and memory: relative to {comparison.reference}"
+    table = Table("variant", title=escape(comparison.title), caption=caption, box=None)
+    table.columns[0].no_wrap = True
+    for number in (f"{items}/s", "ms", "MiB", "speed", "25 %", "75 %", "memory"):
         table.add_column(number, justify="right", no_wrap=True)
     for variant in comparison.variants:
-        low, middle, high = quartiles([1e3 * value for value in variant.seconds])
-        rate = 1e3 * comparison.items / middle
+        _, middle, _ = quartiles([1e3 * value for value in variant.seconds])
         peak = None if variant.peak_bytes is None else f"{variant.peak_bytes / 2**20:.1f}"
         slow, speed, fast = (f"{ratio:.3f}" for ratio in variant.speed)
         memory = None if variant.memory is None else f"{variant.memory:.3f}"
-        numbers = [f"{value:.4g}" for value in (rate, middle, low, high)]
-        table.add_row(variant.name, *numbers, peak, speed, slow, fast, memory)
+        rate = 1e3 * comparison.items / middle
+        numbers = [f"{rate:.4g}", f"{middle:.4g}", peak]
+        table.add_row(variant.name, *numbers, speed, slow, fast, memory)
     Console().print(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -76,8 +76,9 @@ def load_start_weights(
 ) -> tuple[Match, WeightRecord]:
     """Start a network from trained weights, in place.
 
-    A frame-flexible network starts from weights of other frame counts: its private copies from
-    those of the nearest count. It also starts from weights of the plain network: every private copy
+    A frame-flexible network starts from weights of other frame counts or private modules: its
+    private ones from the sub-network of the nearest count, shared ones from that of the nearest to
+    its largest; alterations that the weights lack keep their values. It also starts from weights of the plain network: every private copy
     gets the same values, and the alterations keep theirs. A plain network also starts from weights
     of a frame-flexible one: from one of its sub-networks, without alterations.
     A classifier of other classes keeps its values, and a head over time those of its own if the
@@ -99,23 +100,35 @@ def load_start_weights(
     record, state = read_weights(name_or_path)
     own, note, head = model.state_dict(), "", []
     is_flexible = isinstance(model, FrameFlexible)
-    if not is_flexible and record.trained_frames is not None:
-        flexible = _trained(record, state, str(name_or_path))
-        count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
-        state = _plain_state(flexible, count)
-        purpose = "" if frames is None else f", which runs clips of {frames} frames"
-        note = f"the sub-network of {count} frames{purpose}, without alterations"
     removed = getattr(model.model if is_flexible else model, "removed", None)
     adds_head = removed is not None and "head" not in record.model_args
-    if adds_head:
-        kept = {key for key in state if not key.startswith(f"{removed}.")}
-        state = {f"backbone.{key}": state[key] for key in kept}
-    if is_flexible and record.trained_frames is None:
-        own = _plain_state(model, model.trained_frames[-1])
-        counts = ", ".join(map(str, model.trained_frames))
-        note = f"every frame count ({counts}) starts from the plain network"
-    elif is_flexible and record.trained_frames != model.trained_frames:
-        state, note = _of_nearest_counts(state, model, record)
+
+    def renamed(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not adds_head:
+            return dict(entries)
+        kept = {k: v for k, v in entries.items() if not k.startswith(f"{removed}.")}
+        return {f"backbone.{k}": v for k, v in kept.items()}
+
+    given, state, source = state, renamed(state), str(name_or_path)
+    if is_flexible:
+        if record.trained_frames is None:
+            own = _plain_state(model, model.trained_frames[-1])
+            counts = ", ".join(map(str, model.trained_frames))
+            note = f"every frame count ({counts}) starts from the plain network"
+        elif state.keys() != own.keys():
+            flexible = _trained(record, given, source)
+            counts = {n: nearest(n, record.conversion_frames) for n in model.trained_frames}
+            state = _of_counts(flexible, counts, model, renamed)
+            if adds_head:  # without the alterations of the head
+                state = {k: v for k, v in state.items() if k.startswith("backbone.")}
+            shown = ", ".join(f"{n} from {k}" for n, k in counts.items())
+            note = f"private modules and alterations of frame counts: {shown} (the nearest trained)"
+    elif record.trained_frames is not None:
+        flexible = _trained(record, given, source)
+        count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
+        state = renamed(_plain_state(flexible, count))
+        purpose = "" if frames is None else f", which runs clips of {frames} frames"
+        note = f"the sub-network of {count} frames{purpose}, without alterations"
     if adds_head:
         head = sorted((key for key in own if key.startswith("head.")), reverse=True)
         if record.num_classes == 0:
@@ -197,18 +210,32 @@ def _plain_state(model: FrameFlexible, count: int) -> dict[str, Tensor]:
     return {key: value for key, value in entries if key.rpartition(".")[0] not in sites}
 
 
-def _of_nearest_counts(
-    state: Mapping[str, Tensor], model: FrameFlexible, record: WeightRecord
-) -> tuple[dict[str, Tensor], str]:
-    """The state dict for the model's counts from that of other counts, and what was done."""
-    source = {n: nearest(n, record.conversion_frames) for n in model.trained_frames}
+def _of_counts(
+    flexible: FrameFlexible,
+    counts: Mapping[int, int],
+    model: FrameFlexible,
+    renamed: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """The state dict for a model with other counts or private modules from sub-networks.
+
+    Args:
+        flexible: the network of the sub-networks.
+        counts: of the model -> of the sub-network.
+        model: what is shared in it starts from the largest count; alterations of which there are
+            none keep their values.
+        renamed: gives entries the names of the model.
+    """
     named = model.model.named_modules(remove_duplicate=False)
-    private = [name for name, module in named if isinstance(module, PrivateModules)]
-    copies = {f"{name}.{n}.": f"{name}.{source[n]}." for name in private for n in source}
-    theirs = tuple(f"{name}.{n}." for name in private for n in record.trained_frames)
-    new = {key: value for key, value in state.items() if not key.startswith(theirs)}
-    for ours, their in copies.items():
-        entries = {k: v for k, v in state.items() if k.startswith(their)}
-        new |= {ours + key[len(their) :]: value for key, value in entries.items()}
-    shown = ", ".join(f"{n} from {one}" for n, one in source.items())
-    return new, f"private modules and alterations of frame counts: {shown} (the nearest trained)"
+    private = {f"{name}.": module for name, module in named if isinstance(module, PrivateModules)}
+    sites = [n for n, m in private.items() if isinstance(m.active_module(), WeightAlteration)]
+    new = {k: v for k, v in model.state_dict().items() if k.startswith(tuple(sites))}
+    for count, source in counts.items():
+        state = renamed(extract(flexible, source).state_dict())
+        plain = renamed(_plain_state(flexible, source))
+        for key, value in state.items():
+            prefix = next((name for name in private if key.startswith(name)), None)
+            if prefix is not None:
+                new[f"{prefix}{count}.{key[len(prefix) :]}"] = value
+            elif key in plain:  # not an alteration, which the model does not have
+                new[key] = value
+    return new

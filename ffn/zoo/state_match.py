@@ -100,15 +100,20 @@ def match_state(
 
 def new_head(network: Collection[str]) -> list[str]:
     """Entries of a network that weights without a classifier lack, its own first."""
-    head = [key for key in network if key.rpartition(".")[0] in HEADS]
+    head = [key for key in network if _layer(key) in HEADS]
     return head + [key for key in network if key.startswith(_POOLINGS)]
+
+
+def _layer(key: str) -> str:
+    """The layer of an entry, without the frame count of a private one: "fc" of "fc.16.weight"."""
+    return re.sub(r"(\.\d+)?\.\w+$", "", key)
 
 
 def _other_classes(
     state: Mapping[str, Tensor], network: Mapping[str, Tensor], other: list[str]
 ) -> tuple[int, int] | None:
     """Both numbers of classes if the entries of another shape are a classifier, else None."""
-    layers = {re.sub(r"(\.\d+)?\.\w+$", "", key) for key in other}  # "fc" of "fc.16.weight"
+    layers = {_layer(key) for key in other}
     pairs = [(state[key].shape, network[key].shape) for key in other]
     sizes = {(theirs[:1], ours[:1]) for theirs, ours in pairs}
     differ_elsewhere = any(theirs[1:] != ours[1:] for theirs, ours in pairs)

@@ -275,6 +275,29 @@ def test_a_flexible_network_starts_from_a_flexible_one(tmp_path, network, meta):
     assert equal(ffn.extract(model, 16), ffn.extract(network, 4))
 
 
+@pytest.mark.parametrize("classes", [3, 5])
+def test_a_flexible_network_starts_from_one_with_other_private_modules(
+    tmp_path, network, meta, classes
+):
+    """Private in the weights and shared in the model: from the largest count; and the reverse."""
+    path = checkpoint(tmp_path / "m.pt", network, meta)
+    model = convert(fresh(classes), (2, 4), private="norms,net.fc")
+    before = {n: ffn.extract(model, n).state_dict() for n in (2, 4)}
+    load_start_weights(model, path)
+    for frames in (2, 4):
+        theirs = ffn.extract(network, frames).state_dict()
+        for key, value in ffn.extract(model, frames).state_dict().items():
+            is_new = classes != 3 and key.startswith("net.fc")
+            assert torch.equal(value, before[frames][key] if is_new else theirs[key]), key
+
+    shared = convert(fresh(classes), (2, 4), private="net.fc", alter="none")
+    load_start_weights(shared, checkpoint(tmp_path / "n.pt", network, meta))
+    theirs = ffn.extract(network, 4).state_dict()
+    for frames in (2, 4):
+        state = ffn.extract(shared, frames).state_dict()
+        assert all(torch.equal(v, theirs[k]) for k, v in state.items() if "fc" not in k)
+
+
 def test_a_flexible_network_starts_from_a_plain_one(tmp_path, plain, plain_meta):
     model = convert(fresh(), (2, 4, 8))
     before = {k: v.clone() for k, v in model.state_dict().items() if ".site." in k}
