@@ -1,7 +1,7 @@
 """A ViT at 4, 8 and 16 frames against VideoMAE of transformers, and its forward passes in FP8.
 
-    python experiments/videomae.py --model vit_tiny --size 32 --batch-size 8                   # CPU
-    python experiments/videomae.py --model vit_b --batch-size 16 --precision bf16 --compile    # CUDA
+    python experiments/videomae.py --model vit_tiny --size 32 --batch-size 8                  # CPU
+    python experiments/videomae.py --model vit_b --batch-size 16 --precision bf16 --compile  # CUDA
 
 A training step of one network for all counts is compared with those of three VideoMAE networks
 ("plain"), which run through the same train step. Then, on a card with FP8, forward passes in bf16

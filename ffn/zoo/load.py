@@ -78,9 +78,9 @@ def load_start_weights(
 
     A frame-flexible network starts from weights of other frame counts or private modules: its
     private ones from the sub-network of the nearest count, shared ones from that of the nearest to
-    its largest; alterations that the weights lack keep their values. It also starts from weights of the plain network: every private copy
-    gets the same values, and the alterations keep theirs. A plain network also starts from weights
-    of a frame-flexible one: from one of its sub-networks, without alterations.
+    its largest; alterations that the weights lack keep their values. It also starts from weights of
+    the plain network: every private copy gets the same values. A plain network also starts from
+    weights of a frame-flexible one: from one of its sub-networks, without alterations.
     A classifier of other classes keeps its values, and a head over time those of its own if the
     weights are of a network without.
 
