@@ -16,7 +16,7 @@ from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record
 HUB_WEIGHTS, HUB_RECORD = "model.safetensors", "model.yaml"
 HUB_CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
-_REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
+_REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^@\s]+))?")
 
 
 def fetch_weights(name: str) -> Path:

@@ -71,7 +71,8 @@ class HubHandler(WebHandler):
     def find(self) -> tuple[int, bytes, dict[str, str]]:
         path = self.path.partition("?")[0].removeprefix("/api/models").lstrip("/")
         owner, name, kind, revision, *file = path.split("/", 4)
-        if (owner, name) != ("me", "net") or revision not in ("main", "v1", self.server.commit):
+        known = ("main", "v1", "refs%2Fpr%2F1", self.server.commit)
+        if (owner, name) != ("me", "net") or revision not in known:
             return 404, b"", {"X-Error-Code": "RepoNotFound"}
         if kind == "resolve":
             content = (self.server.folder / file[0]).read_bytes()

@@ -20,7 +20,7 @@ NAME = "hf://me/net"
 
 def test_a_repository_is_loaded_and_cached(hub, network) -> None:
     expected = state_sha256(network.state_dict())
-    for name in (NAME, f"{NAME}@v1", f"{NAME}@{COMMIT}"):
+    for name in (NAME, f"{NAME}@v1", f"{NAME}@refs/pr/1", f"{NAME}@{COMMIT}"):
         model = load(name)
         assert state_sha256(model.state_dict()) == expected
         assert model.record.classes == ("left", "right", "still")
