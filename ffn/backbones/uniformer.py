@@ -197,7 +197,7 @@ class UniFormer(PooledClassifier):
             raise ValueError(f"head_dim is {head_dim}; it must divide {dims[2]} and {dims[3]}")
         total = sum(depths)
         rates = iter(drop_path * index / max(1, total - 1) for index in range(total))
-        self.patch = patch
+        self.patch, self.head_dim = patch, head_dim
         self.embeds = nn.ModuleList([Embedding(3, dims[0], patch=patch, halve_time=True)])
         self.embeds.extend(Embedding(a, b, patch=2) for a, b in itertools.pairwise(dims))
         self.blocks = nn.ModuleList()

@@ -142,8 +142,9 @@ class FrameFlexible(nn.Module):
         """Set every private copy from clones of the entries of a plain network."""
         named = self.model.named_modules(prefix=prefix, remove_duplicate=False)
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
-        owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
-        if any(key.startswith(owned) for key in state_dict):
+        copies = [(f"{name}{n}.", one) for name, m in private.items() for n, one in m.items()]
+        owned = {start + key for start, one in copies for key in one.state_dict()}
+        if not owned.isdisjoint(state_dict):
             return  # entries of a converted network, which must be complete
         for name, module in private.items():
             plain = {k[len(name) :]: state_dict.pop(k) for k in [*state_dict] if k.startswith(name)}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.state_match import Match, match_state, new_head
 
+# Attributes of networks that change what they compute, but no shape.
+_FORM = ("positions", "head_dim", "grid", "causal", "alpha", "spread")
 _READING = ("pretrained", "checkpoint_path", "cache_dir")  # timm's arguments start so
 
 
@@ -122,7 +125,10 @@ def load_start_weights(
             if adds_head:  # without the alterations of the head
                 state = {k: v for k, v in state.items() if k.startswith("backbone.")}
             shown = ", ".join(f"{n} from {k}" for n, k in counts.items())
-            note = f"private modules and alterations of frame counts: {shown} (the nearest trained)"
+            ours, theirs = map(_has_alterations, (model, flexible))
+            what = "private modules" + " and alterations" * (ours and theirs)
+            note = f"{what} of frame counts: {shown} (the nearest trained)"
+            note += ", without alterations" * (theirs and not ours)
     elif record.trained_frames is not None:
         flexible = _trained(record, given, source)
         count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
@@ -137,8 +143,28 @@ def load_start_weights(
     elif record.num_classes == 0:
         head = new_head(own)
     match = match_state(state, own, head=head).require(str(name_or_path), new_head=True)
+    others = [note] if note else []
+    for name, theirs, ours in _differing(model, record):
+        others.append(f"{name} is {theirs} in the weights, {ours} in the model")
+        if name in ("positions", "head_dim"):
+            raise WeightsError(f"{source} does not fit the model: {others[-1]}")
     model.load_state_dict(match.state, strict=False)
-    return replace(match, note=note), record
+    return replace(match, note="\n".join(others)), record
+
+
+def _differing(model: nn.Module, record: WeightRecord) -> list[tuple[str, Any, Any]]:
+    """Name and values of attributes that change what a network computes, but no shape."""
+    plain = replace(
+        record, trained_frames=None, ranges=(), classes=None, num_classes=record.num_classes or 1
+    )
+    theirs = None
+    with suppress(Exception), torch.device("meta"):  # other packages may need values
+        theirs = model_from_record(plain)
+    ours = model.model if isinstance(model, FrameFlexible) else model
+    one, two = (getattr(network, "backbone", network) for network in (ours, theirs))
+    read = _FORM if getattr(one, "positions", None) != "rotary" else set(_FORM) - {"grid"}
+    values = [(name, getattr(two, name, None), getattr(one, name, None)) for name in read]
+    return [each for each in values if None not in each and each[1] != each[2]]
 
 
 def _trained(record: WeightRecord, state: Mapping[str, Tensor], source: str) -> nn.Module:
@@ -225,17 +251,21 @@ def _of_counts(
             none keep their values.
         renamed: gives entries the names of the model.
     """
+    own, new = model.state_dict(), {}
     named = model.model.named_modules(remove_duplicate=False)
     private = {f"{name}.": module for name, module in named if isinstance(module, PrivateModules)}
-    sites = [n for n, m in private.items() if isinstance(m.active_module(), WeightAlteration)]
-    new = {k: v for k, v in model.state_dict().items() if k.startswith(tuple(sites))}
+    for name, module in private.items():
+        if isinstance(module.active_module(), WeightAlteration):
+            new |= {key: value for key, value in own.items() if key.startswith(name)}
     for count, source in counts.items():
-        state = renamed(extract(flexible, source).state_dict())
         plain = renamed(_plain_state(flexible, source))
-        for key, value in state.items():
-            prefix = next((name for name in private if key.startswith(name)), None)
-            if prefix is not None:
-                new[f"{prefix}{count}.{key[len(prefix) :]}"] = value
-            elif key in plain:  # not an alteration, which the model does not have
-                new[key] = value
+        for key, value in renamed(extract(flexible, source).state_dict()).items():
+            start = next((name for name in private if key.startswith(name)), None)
+            ours = key if start is None else f"{start}{count}.{key[len(start) :]}"
+            if key in plain or ours in own:  # not an alteration that the model does not have
+                new[ours] = value
     return new
+
+
+def _has_alterations(network: nn.Module) -> bool:
+    return any(isinstance(module, WeightAlteration) for module in network.modules())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch import nn
 
 import ffn
 from ffn import backbones
@@ -296,6 +297,43 @@ def test_a_flexible_network_starts_from_one_with_other_private_modules(
     for frames in (2, 4):
         state = ffn.extract(shared, frames).state_dict()
         assert all(torch.equal(v, theirs[k]) for k, v in state.items() if "fc" not in k)
+
+
+def test_alterations_that_the_model_lacks_are_named(tmp_path, network, meta):
+    path = checkpoint(tmp_path / "m.pt", network, meta)
+    match, _ = load_start_weights(convert(fresh(), (2, 4), alter="none"), path)
+    assert "private modules of frame counts: 2 from 2, 4 from 4" in str(match)
+    assert "without alterations" in str(match)
+    everything = convert(fresh(), (2, 4), private="all", alter="none")
+    load_start_weights(everything, path)
+    for frames in (2, 4):  # their sites are in layers that are private here, with the alterations
+        theirs = ffn.extract(network, frames).state_dict()
+        state = ffn.extract(everything, frames).state_dict()
+        assert all(torch.equal(value, theirs[key]) for key, value in state.items())
+
+
+def test_plain_weights_whose_names_look_like_counts():
+    """0.2.weight is no entry of the copy of 0 for 2 frames."""
+    plain = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)))
+    model = convert(plain, (2, 4), private="0", alter="none", frame_dim=0)
+    state = {key: torch.randn_like(value) for key, value in plain.state_dict().items()}
+    model.load_state_dict(state)
+    for frames in (2, 4):
+        assert all(torch.equal(ffn.extract(model, frames).state_dict()[k], state[k]) for k in state)
+
+
+def test_weights_of_a_network_that_computes_something_else(tmp_path, plain, plain_meta):
+    """Arguments that change no shape: an error, or a line of the report."""
+    match, _ = load_start_weights(
+        create_model("tsm_tiny", num_classes=3, width=8, causal=True),
+        checkpoint(tmp_path / "p.pt", plain, plain_meta),
+    )
+    assert "causal is False in the weights, True in the model" in str(match)
+    vit = create_model("vit_tiny", num_classes=3, width=32)
+    described = plain_meta | {"model": "vit_tiny", "model_args": {"width": 32}}
+    path = checkpoint(tmp_path / "v.pt", vit, described)
+    with pytest.raises(WeightsError, match="positions is sine in the weights, rotary in the model"):
+        load_start_weights(create_model("vit_tiny", num_classes=3, width=32, causal=True), path)
 
 
 def test_a_flexible_network_starts_from_a_plain_one(tmp_path, plain, plain_meta):
