@@ -124,6 +124,8 @@ if __name__ == "__main__":
     end.start()
     try:
         words = f"--speed {SPEED} --repeat --step {EVERY / RATE} --duration {seconds} --format json"
+        if given.causal:  # reads every frame
+            words += f" --window {16 / RATE}"
         with (given.folder / "live.jsonl").open("w") as log, redirect_stdout(log):
             status = main(["live", str(video), "--weights", str(weights), *words.split()])
     finally:

@@ -4,11 +4,12 @@
     python examples/predict_with_ray.py LIST OUTPUT --weights W --actors 8 [--gpus 1]
 
 LIST is one of `ffn predict --output`, of files or addresses that all machines open. A video that
-cannot be read is a row with its cause. Started again, with the same weights and frames, it leaves
-out the videos that OUTPUT has.
+cannot be read is a row with its cause. Started again, it leaves out the videos that OUTPUT has;
+other weights or frames are refused.
 """
 
 import argparse
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +23,15 @@ from ffn.data.records import Record
 from ffn.files import without_password
 from ffn.serve.batch import predict_rows, read_clips, read_videos
 from ffn.serve.output import columns
+from ffn.zoo import state_sha256
 
 LABELS, TIMEOUT = 5, 600.0  # labels of a row, seconds to read a video
 READ, FORWARD = 64, 16  # videos that are read together, and that run together
 KEY = ["path", "start", "end"]
+COUNTS = ("frames", "distinct_frames", "sub_network")
 TEXTS = {"path", "error", *(name for name in columns(LABELS) if name.startswith("label"))}
-SCHEMA = pa.schema([(n, pa.string() if n in TEXTS else pa.float64()) for n in columns(LABELS)])
+KINDS = dict.fromkeys(TEXTS, pa.string()) | dict.fromkeys(COUNTS, pa.int64())
+SCHEMA = pa.schema([(name, KINDS.get(name, pa.float64())) for name in columns(LABELS)])
 
 
 class Label:
@@ -67,8 +71,15 @@ def main():
     parser.add_argument("--frames", type=int)
     parser.add_argument("--actors", type=int, default=1)
     parser.add_argument("--gpus", type=float, default=0, help="per actor")
-    parser.add_argument("--rows", type=int, default=512, help="of a file of OUTPUT")
+    parser.add_argument("--rows", type=int, default=512, help="least of a file of OUTPUT")
     args = parser.parse_args()
+
+    weights = state_sha256(ffn.load(args.weights).state_dict())
+    settings, given = args.output / "_settings.json", [weights, args.frames]
+    if settings.exists() and json.loads(settings.read_text()) != given:
+        sys.exit(f"{args.output} has rows of other weights or frames; name another folder")
+    args.output.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(given))
 
     known = {key for file in args.output.glob("*.parquet") for key in read_keys(file)}
     videos = {

@@ -152,7 +152,7 @@ def table(output: Path, name: Path) -> None:
             right |= {k: np.array([one[k] for one in runs]).swapaxes(0, 1) for k in runs[0]}
         scores = {key: [*map(interval, values)] for key, values in right.items()}
         both = right["causal, stride 1"] - right["bidirectional, nearest sub-network"]
-        numbers[task] = scores | {"causal - bidirectional": [*map(interval, both)]}
+        numbers[task] = scores | {"causal - bidirectional, nearest": [*map(interval, both)]}
         lines += [f"| {task}, top-1 (%) after frame | {' | '.join(map(str, range(1, 17)))} |"]
         lines += ["|---" * (FRAMES + 1) + "|"]
         for key, row in numbers[task].items():
@@ -174,12 +174,13 @@ def table(output: Path, name: Path) -> None:
         mean = np.nansum(delays, (0, 2)) / np.isfinite(delays).sum((0, 2)).clip(1)
         numbers[f"spotting, {key}"] = {"found": found.tolist(), "delay": mean.tolist()}
         lines.append(f"| {key}: found (%) | {' | '.join(f'{one:.1f}' for one in found)} |")
-        lines.append(f"| {key}: mean delay (s) | {' | '.join(f'{one:.2f}' for one in mean)} |")
+        cells = [f"{one:.2f}" if share else "" for one, share in zip(mean, found, strict=True)]
+        lines.append(f"| {key}: mean delay (s) | {' | '.join(cells)} |")
         shown = found > 5  # the mean of a few says little
         axes[3].plot(mean[shown], found[shown], marker=".", label=key)
     axes[3].set(title="digits in sentences", xlabel="mean delay (s)", ylim=(0, 100))
     axes[0].set(ylabel="top-1 accuracy (%)")
-    for axis in axes[[0, 3]]:
+    for axis in axes[[1, 3]]:
         axis.legend(fontsize=7, loc="upper left")
     figure.savefig(name.with_suffix(".png"), dpi=140)
     name.with_suffix(".md").write_text("\n".join([*lines, ""]))

@@ -54,7 +54,8 @@ class Stream:
     @stride.setter
     def stride(self, value: int) -> None:
         is_flexible = isinstance(self._model, FrameFlexible)
-        if value not in self.strides if is_flexible else not value >= 1:
+        is_known = value in self.strides if is_flexible else value >= 1
+        if not isinstance(value, int) or not is_known:
             allowed = ", ".join(map(str, self.strides)) if is_flexible else "1 or more"
             raise ValueError(f"stride is {value!r}; expected {allowed}")
         self._stride = value
@@ -76,8 +77,9 @@ class Stream:
         Raises:
             ValueError: a frame of another shape than the one before.
         """
-        if frame.ndim not in (3, 4):
-            raise ValueError(f"frame is {tuple(frame.shape)}; expected (C, H, W) or (B, C, H, W)")
+        if frame.ndim not in (3, 4) or not frame.is_floating_point():
+            found = f"frame is {str(frame.dtype).removeprefix('torch.')} {tuple(frame.shape)}"
+            raise ValueError(f"{found}; expected normalized (C, H, W) or (B, C, H, W)")
         clip = (frame if frame.ndim == 4 else frame[None])[:, :, None]
         network, kept = self.network()
         before = {kept[name]: value for name, value in self._state.items()}
@@ -177,11 +179,13 @@ def stream(
         ValueError: the network is not causal or in training mode, or a wrong option.
     """
     network = model.model if isinstance(model, FrameFlexible) else model
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"model is {model!r}; expected a network, as from ffn.load")
     if not getattr(network, "causal", False):
         raise ValueError(
-            f"{type(network).__name__} reads later frames; a stream needs a causal network "
-            "without a head: ffn.create_model(…, causal=True), or model.causal=true of a training "
-            "with task.name=flexible or plain"
+            f"{type(network).__name__} reads later frames; a stream needs a causal network: "
+            "ffn.create_model(…, causal=True), or model.causal=true of a training with "
+            "task.name=flexible or plain"
         )
     if model.training:
         raise ValueError("the network is in training mode; call model.eval()")

@@ -88,7 +88,7 @@ class Average(nn.Module):
 
     Entry n of a stream, of the weight w_n, changes the average by
 
-        m_n = m_(n-1) + (x_n - m_(n-1)) w_n / W_n,    W_n = min(W_(n-1) + w_n, window)
+        m_n = m_(n-1) + (x_n - m_(n-1)) w_n / W_n,    W_n = min(W_(n-1) + w_n, max(window, w_n))
 
     Args:
         length: of the network.

@@ -65,12 +65,12 @@ def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
     command += ["--actors", "2", "--rows", "2", "--frames", "4"]
     environment = os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
 
-    def start(count: int) -> subprocess.Popen[str]:
+    def start(count: int, *more: str) -> subprocess.Popen[str]:
         table = pd.DataFrame({"path": [paths[1], *paths[:count]]})
         table.loc[0, ["start", "end"]] = 1.0, 2.0
         table.to_csv(listed, index=False)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, env=environment, **pipes)
+        return subprocess.Popen([*command, *more], env=environment, **pipes)
 
     running = start(50)
     while not list(output.glob("*.parquet")):
@@ -99,9 +99,12 @@ def test_a_killed_worker(cluster: Cluster, tmp_path: Path) -> None:
 
     cut = next(output.glob("*.parquet"))
     os.truncate(cut, 20)
-    refused = start(60)
-    assert f"{cut} is damaged" in refused.communicate()[0]
-    assert refused.returncode == 1
+    for refused, why in (
+        (start(60), f"{cut} is damaged"),
+        (start(60, "--frames", "8"), "rows of other weights or frames"),
+    ):
+        assert why in refused.communicate()[0]
+        assert refused.returncode == 1
 
 
 @pytest.mark.slow

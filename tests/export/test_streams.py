@@ -179,8 +179,13 @@ def test_bad_input() -> None:
     for frame in (torch.zeros(3, 40, 40), torch.zeros(2, 3, 32, 32)):
         with pytest.raises(ValueError, match="earlier ones were not; call reset"):
             stream.step(frame)
-    with pytest.raises(ValueError, match=r"expected \(C, H, W\)"):
-        stream.step(video())
+    for frame in (video(), video()[0, :, 0].to(torch.uint8)):
+        with pytest.raises(ValueError, match=r"expected normalized \(C, H, W\)"):
+            stream.step(frame)
+    with pytest.raises(TypeError, match="expected a network"):
+        ffn.stream("tsm_tiny.motion_f4_8_16")
+    with pytest.raises(ValueError, match=r"stride is 2\.0; expected 1, 2, 4"):
+        stream.stride = 2.0
     with pytest.raises(ValueError, match='causal needs positions="rotary"'):
         ffn.create_model("vit_tiny", causal=True, positions="sine")
 

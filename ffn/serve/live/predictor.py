@@ -18,7 +18,7 @@ from torch import Tensor
 from ffn.core import FrameFlexible
 from ffn.data import EvalTransform, Normalize
 from ffn.export import stream
-from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, mean_interval
+from ffn.serve.live.rules import EARLY, Frame, LoadControl, SteadyLabels, Window, mean_interval
 from ffn.serve.live.sources import SHORTEST, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
@@ -77,13 +77,14 @@ class _Clips:
 
     Attributes:
         control: Chooses the number of input frames.
-        stride: Frames of the source for one that is kept.
+        stride: Runs that the next one stands for.
+        seconds: Of the stream, from one run to the next.
     """
 
     stride = 1
 
-    def __init__(self, predictor: Predictor, name: str, frames: int | None) -> None:
-        self._predictor, self._name = predictor, name
+    def __init__(self, predictor: Predictor, name: str, frames: int | None, seconds: float) -> None:
+        self._predictor, self._name, self.seconds = predictor, name, seconds
         predictor.reader(frames)  # checks it
         latencies = predictor.latencies() if frames is None else {frames: 1.0}
         self.control = LoadControl(latencies)
@@ -99,18 +100,16 @@ class _Clips:
 
 
 class _Steps:
-    """Runs a causal network over each frame that is kept, see :func:`ffn.stream`.
+    """Runs a causal network, see :func:`ffn.stream`, whose largest count fills a window."""
 
-    The average over time forgets frames before the window.
-    """
-
-    def __init__(self, predictor: Predictor, name: str, frames: int | None) -> None:
+    def __init__(self, predictor: Predictor, name: str, frames: int | None, seconds: float) -> None:
         self._predictor, self._name = predictor, name
         self._newest = Frame(0.0, 0.0, part=-1)  # so that the first one resets the stream
         self._normalize = Normalize(predictor.preprocessing)
-        self._stream = stream(predictor.model, precision=predictor.stream_precision)
         side, is_flexible = predictor.preprocessing.crop, isinstance(predictor.model, FrameFlexible)
         self._largest = predictor.default_frames if is_flexible or not frames else frames
+        options = {"window": self._largest, "precision": predictor.stream_precision}
+        self._stream, self.seconds = stream(predictor.model, **options), seconds / self._largest
         counts = [self._largest // stride for stride in reversed(self._stream.strides)]
         if frames not in (None, *counts):
             raise ValueError(f"frames is {frames}; a stream runs the networks of {counts} frames")
@@ -121,7 +120,7 @@ class _Steps:
 
     @property
     def stride(self) -> int:
-        """Frames of the source for one of the sub-network."""
+        """Frames of the largest count for one of the sub-network."""
         return self._largest // self.control.count
 
     def run(self, window: Sequence[Frame]) -> Prediction:
@@ -131,7 +130,6 @@ class _Steps:
             if frame.part != self._newest.part:
                 self._stream.reset()
             self._newest, self._stream.stride = frame, frame.stride
-            self._stream.window = frame.number - window[0].number + frame.stride
             clip = self._normalize(frame.pixels[None, :, None].to(self._predictor.device))
             self._logits = self._stream.step(clip[0, :, 0]).cpu()
         count, record = self._largest // frame.stride, self._predictor.record
@@ -194,11 +192,11 @@ class LivePredictor:
         self._source, self._on_event = open_source(source), on_event
         self._pace = pace or Pace()
         self._is_causal = predictor.is_causal
-        kind = _Steps if self._is_causal else _Clips
-        self._network = kind(predictor, self._source.name, frames)
+        kind, seconds = (_Steps, window) if self._is_causal else (_Clips, step)
+        self._network = kind(predictor, self._source.name, frames, seconds)
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
-        self._window, self._step = Window(window, step), step  # of the frames that were kept
+        self._window, self._due = Window(window, step), 0.0  # of and for frames that are kept
         self._received = self._dropped = self._skipped = 0
         self._seen = 0  # frames that were dropped before the last run
         self._closed, self._events = False, deque[SourceEvent]()
@@ -272,17 +270,20 @@ class LivePredictor:
                 self._pace.wait_for(lambda: self._closed, seconds)
 
     def _add(self, frame: Frame, image: Callable[[], np.ndarray]) -> None:
-        """Keep a frame, unless it is late or between two strides, and give the network the window.
+        """Keep a frame, unless it is late or before the next due, and give the network the window.
 
         Windows that have waited too long for the network are dropped.
         """
         number, self._received = self._received, self._received + 1
-        now, frames, stride = self._pace.now(), self._window.frames, self._network.stride
-        if now - frame.captured > MAX_LAG:
+        frames, stride = self._window.frames, self._network.stride
+        if self._pace.now() - frame.captured > MAX_LAG:
             self._dropped += 1
             return
-        if frames and frames[-1].part == frame.part and number - frames[-1].number < stride:
+        interval = stride * self._network.seconds if self._is_causal else 0.0
+        due = self._due + interval if frames and frames[-1].part == frame.part else frame.time
+        if frame.time < due - EARLY * interval:
             return
+        self._due = due if frame.time < due + interval else frame.time
         pixels = self._transform(torch.from_numpy(image().copy())[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
         self._window.add(frame._replace(number=number, stride=stride, pixels=pixels))
@@ -304,8 +305,7 @@ class LivePredictor:
         prediction = replace(self._network.run(window), why=control.why)
         if last.stride == self._network.stride:  # else it was kept for the count before
             now, before, self._seen = self._pace.now(), self._seen, self._dropped
-            numbers, passed = last.number - first.number, last.time - first.time
-            runs = numbers if self._is_causal else passed / self._step
+            runs = (last.time - first.time) / self._network.seconds
             captured = last.captured - first.captured  # 0 for a burst, which has no rate
             interval, late = captured / runs if captured > 0 else math.inf, self._seen > before
             control.update((now - started) / last.stride, interval, now, late=late)

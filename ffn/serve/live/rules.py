@@ -29,7 +29,7 @@ class Frame(NamedTuple):
     captured: float  # time of the clock, as far as it is known; of files, when the frame is due
     part: int = 0  # interruptions before it
     number: int = 0  # in the stream; dropped frames count
-    stride: int = 1  # frames of the stream that it stands for
+    stride: int = 1  # runs that it stands for
     pixels: Tensor = UNREAD  # uint8 RGB (C, H, W), after the preprocessing of the network
 
 
