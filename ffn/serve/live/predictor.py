@@ -158,7 +158,7 @@ class LivePredictor:
     Args:
         predictor: The network.
         source: What :func:`ffn.serve.open_source` takes or, with options, returns.
-        window: Seconds of the stream that an answer is about.
+        window: Seconds of the stream that an answer is about: those of a clip in the training.
         step: Seconds of the stream from one answer to the next; default: half a window.
         frames: Number of input frames; default: those of ``predictor.latencies``, by the load.
         smooth: Time constant of averaged probabilities in seconds; 0: none.
