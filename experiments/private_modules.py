@@ -5,9 +5,10 @@
     python experiments/private_modules.py contrastive MOTION OUTPUT [SEED …]
     python experiments/private_modules.py table OUTPUT model_zoo/results/private_modules
 
-`run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames, `contrastive` from a
-network that was trained without labels. Both skip what OUTPUT holds. `table` adds these results to
-the answers in NAME.json, and writes NAME.md from all seeds of which each network has answers.
+`run` trains vit_tiny from scratch in each form and tests it at 1 to 20 frames. `contrastive` does
+so from a network that was trained without labels, and needs an OUTPUT and a NAME of its own. Both
+skip what OUTPUT holds. `table` adds these results to the answers in NAME.json, and writes NAME.md
+from all seeds of which each network has answers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ UNLABELLED += ["task.draws=[[2,5],[6,20]]"]
 THREE = ["task.frames=[4,8,16]", "task.ranges=[]", "task.draws=[]"]
 ALONE = ["task.name=plain", "task.ranges=[]"]
 NETWORKS = {
-    "private norms (the paper)": THREE,
+    "private norms": THREE,
     "private norms without alterations": [*THREE, "task.alteration=false"],
     "private norms, any count": ANY_COUNT,
     "private classifiers": [*THREE, "task.private=head", "task.alteration=false"],
