@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -157,26 +157,34 @@ def _differing(model: nn.Module, record: WeightRecord) -> list[tuple[str, Any, A
     plain = replace(
         record, trained_frames=None, ranges=(), classes=None, num_classes=record.num_classes or 1
     )
-    theirs = None
-    with suppress(Exception), torch.device("meta"):  # other packages may need values
+    theirs, size = None, len(model.state_dict())
+    with suppress(Exception), torch.device("meta"), _limited(plain, size):  # as in `_trained`
         theirs = model_from_record(plain)
     ours = model.model if isinstance(model, FrameFlexible) else model
     one, two = (getattr(network, "backbone", network) for network in (ours, theirs))
-    read = _FORM if getattr(one, "positions", None) != "rotary" else set(_FORM) - {"grid"}
-    values = [(name, getattr(two, name, None), getattr(one, name, None)) for name in read]
+    is_rotary = getattr(one, "positions", "") == "rotary"  # without a grid
+    names = [name for name in _FORM if not (is_rotary and name == "grid")]
+    values = [(name, getattr(two, name, None), getattr(one, name, None)) for name in names]
     return [each for each in values if None not in each and each[1] != each[2]]
 
 
-def _trained(record: WeightRecord, state: Mapping[str, Tensor], source: str) -> nn.Module:
-    """The network of a record with a state dict, compared before the network takes memory."""
-    found, most = itertools.count(), 20 * len(state) + 2000  # parameters while it is built twice
+@contextmanager
+def _limited(record: WeightRecord, entries: int) -> Iterator[None]:
+    """Limit the parameters of networks that are built inside by the entries of a state dict."""
+    found, most = itertools.count(), 20 * entries + 2000  # of a network that is built twice
 
     def limit(*_: object) -> None:
         if next(found) > most:
             raise WeightsError(f'"{record.name}" describes a larger network than its weights')
 
-    shapes: dict[str, Tensor] = {}
     with register_module_parameter_registration_hook(limit):
+        yield
+
+
+def _trained(record: WeightRecord, state: Mapping[str, Tensor], source: str) -> nn.Module:
+    """The network of a record with a state dict, compared before the network takes memory."""
+    shapes: dict[str, Tensor] = {}
+    with _limited(record, len(state)):
         with suppress(Exception), torch.device("meta"):  # other packages may need values
             shapes = model_from_record(record).state_dict()
         if shapes:
