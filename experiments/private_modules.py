@@ -87,8 +87,10 @@ def table(output: Path, name: Path) -> None:
     numbers = {n: [*map(interval, values)] for n, values in right.items()}
     alone = np.stack([right[f"{n} frames alone"][n - 1] for n in (4, 8, 16)])
     differences = {n: [*map(interval, right[n][[3, 7, 15]] - alone)] for n in [*NETWORKS][:-3]}
-    lines = ["# Video transformers: private modules", ""]
-    lines += [f"Mean of {len(seeds)} seeds, {alone.shape[2]} videos, top-1 (%).", ""]
+    start = ", from contrastive training" * name.stem.endswith("contrastive")
+    lines = [f"# Video transformers: private modules{start}", ""]
+    shown = f"Seeds: {', '.join(seeds)}; means of {alone.shape[2]} videos, top-1 (%), with their"
+    lines += [f"{shown} 95 % bootstrap intervals.", ""]
     for head, rows, form in (
         (["top-1 (%)", *map(str, FRAMES)], numbers, SCORES),
         (["minus separate networks, points", "4", "8", "16"], differences, POINTS),
