@@ -65,34 +65,42 @@ def test_image_networks_read_one_frame() -> None:
 
 
 class NormOfFrame(nn.Module):
-    """The private norm of each frame's own count, for one clip."""
+    """The private norm of each frame's, or tubelet's, own count, for one clip."""
 
     def __init__(self, norms: PrivateModules, counts: list[int]) -> None:
         super().__init__()
         self.norms, self.counts = norms, counts
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = zip(self.counts, x.split(1), strict=False)
-        return torch.cat([self.norms[str(count)](row) for count, row in rows])
+        dim = int(x.ndim == 3)  # of tokens; else of the images of a clip
+        rows = x.split(x.shape[dim] // len(self.counts), dim)
+        each = zip(self.counts, rows, strict=True)
+        return torch.cat([self.norms[str(count)](row) for count, row in each], dim)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_another_stride_reads_what_the_one_before_kept() -> None:
-    model, clip = causal(alter="none"), video()[:1]
-    strides = [1, 1, 1, 2, 2, 4, 4, 1, 1, 2, 1]
+def test_another_stride_reads_what_the_one_before_kept(name: str) -> None:
+    model, clip, length = causal(name, alter="none"), video(12)[:1], 1 + (name == "vit_tiny")
+    strides = [1, 1, 1, 1, 2, 2, 4, 4, 1, 1, 2, 2]
     stream, found = ffn.stream(model), []
     for stride, frame in zip(strides, clip.unbind(2), strict=True):
         stream.stride = stride
-        found.append(stream.step(frame))
+        found.append(stream.step(frame)[0])
 
-    for name, module in [*model.model.named_modules()]:
+    weights = torch.tensor(strides[::length])[:, None]
+    for key, module in [*model.model.named_modules()]:
         if isinstance(module, PrivateModules):
-            norms = NormOfFrame(module, [16 // stride for stride in strides])
-            model.model.set_submodule(name, norms)
-    logits = model.model._run(model.model.net, clip)[0]  # of each frame
-    weights = torch.tensor(strides)[:, None]
-    expected = (logits * weights).cumsum(0) / weights.cumsum(0)
-    assert difference(torch.stack(found)[:, 0], expected) < 1e-5
+            norms = NormOfFrame(module, (16 // weights[:, 0]).tolist())
+            model.model.set_submodule(key, norms)
+    plain = model.model
+    if length == 1:
+        entries = plain._run(plain.net, clip)[0]  # logits of each frame
+    else:
+        entries = plain.forward_features(clip).mean((3, 4))[0].T  # of each tubelet
+    means = (entries * weights).cumsum(0) / weights.cumsum(0)
+    expected = means if length == 1 else plain.head(plain.fc_norm(means[None]))[0]
+    assert difference(torch.stack(found)[length - 1 :: length], expected) < 1e-5
 
 
 @torch.no_grad()
