@@ -20,6 +20,7 @@ STARTS = {
     "slowonly_r50": "slowonly_r50.k400_f8",
     "uniformer_b": "uniformer_b.k600_f16",
     "uniformer_s": "uniformer_s.k600_f16",
+    "vit_b": "vit_b.k400_f16",
 }
 
 

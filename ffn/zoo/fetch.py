@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 from ffn.zoo.download import download, home, is_offline, sha256_of
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 
 HUB_WEIGHTS, HUB_RECORD = "model.safetensors", "model.yaml"
-HUB_CONFIG = "config.json"
+HUB_CONFIG, HUB_PICKLE = "config.json", "pytorch_model.bin"  # of transformers
 PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
 _REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^@\s]+))?")
 
@@ -73,15 +74,12 @@ def fetch_repository(name: str) -> Path:
     import huggingface_hub
 
     repo, revision = _REPOSITORY.fullmatch(name).groups()
-    cache = home() / "hub"
+    options = {"revision": revision, "cache_dir": home() / "hub", "local_files_only": is_offline()}
+    fetch = partial(huggingface_hub.snapshot_download, repo, **options)
     try:
-        folder = huggingface_hub.snapshot_download(
-            repo,
-            revision=revision,
-            cache_dir=cache,
-            local_files_only=is_offline(),
-            allow_patterns=[HUB_WEIGHTS, HUB_RECORD, HUB_CONFIG, *PROCESSORS],
-        )
+        folder = fetch(allow_patterns=[HUB_WEIGHTS, HUB_RECORD, HUB_CONFIG, *PROCESSORS])
+        if weights_in(folder) is None and Path(folder, HUB_CONFIG).is_file():
+            folder = fetch(allow_patterns=[HUB_PICKLE])
     except Exception as error:  # huggingface_hub raises errors of several packages
         cause = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
         raise WeightsError(
@@ -89,13 +87,20 @@ def fetch_repository(name: str) -> Path:
             "HF_TOKEN; FFN_OFFLINE=1 forbids downloads"
         ) from error
     described = any(Path(folder, file).is_file() for file in (HUB_RECORD, HUB_CONFIG))
-    if not (described and Path(folder, HUB_WEIGHTS).is_file()):
+    path = weights_in(folder)
+    if not described or path is None:
         raise WeightsError(
             f"{name} has no weights of ffn: expected the files {HUB_WEIGHTS} and {HUB_RECORD}, as "
             f"ffn.push_to_hub writes them, or {HUB_CONFIG} of transformers. Download other files "
             f"with `hf download {repo}`"
         )
-    return Path(folder, HUB_WEIGHTS)
+    return path
+
+
+def weights_in(folder: str | os.PathLike[str]) -> Path | None:
+    """The weights in a folder of ffn or of transformers; None if there are none."""
+    paths = (Path(folder, name) for name in (HUB_WEIGHTS, HUB_PICKLE))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def fetch_record(record: WeightRecord) -> Path:

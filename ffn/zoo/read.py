@@ -23,6 +23,7 @@ from ffn.zoo.fetch import (
     fetch_record,
     fetch_repository,
     is_repository,
+    weights_in,
 )
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, read_record
 from ffn.zoo.remap import from_foreign, read_foreign, vit
@@ -45,7 +46,7 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     path = fetch_repository(name) if is_repository(name) else Path(name)
     if is_repository(name) and not path.with_suffix(".yaml").is_file():
         return _read_transformers(path.parent, name.partition("@")[0].rpartition("/")[2])
-    if Path(path, HUB_CONFIG).is_file() and Path(path, HUB_WEIGHTS).is_file():
+    if Path(path, HUB_CONFIG).is_file() and weights_in(path):
         return _read_transformers(path, path.resolve().name)
     if path.is_dir():
         other = f"or a folder with {HUB_WEIGHTS} and {HUB_CONFIG} of transformers"
@@ -90,7 +91,8 @@ def _read_transformers(folder: Path, name: str) -> tuple[WeightRecord, dict[str,
     if not found:
         files = " or ".join(PROCESSORS)
         raise WeightsError(f"{name} has no {files}; save its processor next to {HUB_CONFIG}")
-    state = vit.rename(_tensors(folder / HUB_WEIGHTS))
+    path = weights_in(folder)
+    state = vit.rename(_tensors(path) if path.name == HUB_WEIGHTS else read_foreign(path))
     config, processor = (_read_json(folder / file) for file in (HUB_CONFIG, found[0]))
     return vit.record_of(config, processor, state, name), state
 

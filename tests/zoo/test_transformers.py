@@ -160,6 +160,11 @@ def test_from_the_hub(transformers: ModuleType, tmp_path: Path, hub) -> None:
     assert_same(model(clip_of(8)), network(clip_of(8).transpose(1, 2)).logits)
     assert (model.record.name, model.record.classes[2]) == ("net", "still")
     assert ffn.zoo.fetch_weights("hf://me/net").name == "model.safetensors"
+    weights.unlink()  # as older repositories, which have a pickle
+    hub.commit = "1" * 40
+    torch.save(state, tmp_path / "net/pytorch_model.bin")
+    for name in ("hf://me/net@v1", tmp_path / "net"):
+        assert_same(ffn.load(name)(clip_of(8)), model(clip_of(8)))
     answer = ffn.Predictor("hf://me/net")(torch.zeros(9, 30, 40, 3, dtype=torch.uint8).numpy())
     assert answer.top(1)[0][0] in CLASSES.values()
 
