@@ -56,8 +56,8 @@ class AnswerOptions:
     """When an answer is given, and about what.
 
     Args:
-        window: Seconds of the stream that an answer is about; of a causal network, those of a clip
-            in its training, as it reads the frames of its largest count in them.
+        window: Seconds of the stream that an answer is about; for a causal network, the length of a
+            training clip: it reads as many frames in them as its largest trained count.
         step: Seconds from one answer to the next; default: half a window.
         frames: Frames of a clip; auto: by the load, up to the largest trained count.
         smooth: Time constant of averaged probabilities in seconds; 0: none.

@@ -115,7 +115,7 @@ def load_start_weights(
     given, state, source = state, renamed(state), str(name_or_path)
     if is_flexible:
         if record.trained_frames is None:
-            own = _plain_state(model, model.trained_frames[-1])
+            own = _plain_state(extract(model, model.trained_frames[-1]))
             counts = ", ".join(map(str, model.trained_frames))
             note = f"every frame count ({counts}) starts from the plain network"
         elif state.keys() != own.keys():
@@ -132,7 +132,7 @@ def load_start_weights(
     elif record.trained_frames is not None:
         flexible = _trained(record, given, source)
         count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
-        state = renamed(_plain_state(flexible, count))
+        state = renamed(_plain_state(extract(flexible, count)))
         purpose = "" if frames is None else f", which runs clips of {frames} frames"
         note = f"the sub-network of {count} frames{purpose}, without alterations"
     if adds_head:
@@ -236,9 +236,8 @@ def model_from_record(record: WeightRecord) -> nn.Module:
     )
 
 
-def _plain_state(model: FrameFlexible, count: int) -> dict[str, Tensor]:
-    """The state dict of the sub-network of a count as a plain network, without alterations."""
-    network = extract(model, count)
+def _plain_state(network: nn.Module) -> dict[str, Tensor]:
+    """The state dict of an extracted network without alterations."""
     sites = {n for n, m in network.named_modules() if isinstance(m, WeightAlteration)}
     entries = network.state_dict().items()
     return {key: value for key, value in entries if key.rpartition(".")[0] not in sites}
@@ -266,8 +265,9 @@ def _of_counts(
         if isinstance(module.active_module(), WeightAlteration):
             new |= {key: value for key, value in own.items() if key.startswith(name)}
     for count, source in counts.items():
-        plain = renamed(_plain_state(flexible, source))
-        for key, value in renamed(extract(flexible, source).state_dict()).items():
+        network = extract(flexible, source)
+        plain = renamed(_plain_state(network))
+        for key, value in renamed(network.state_dict()).items():
             start = next((name for name in private if key.startswith(name)), None)
             ours = key if start is None else f"{start}{count}.{key[len(start) :]}"
             if key in plain or ours in own:  # not an alteration that the model does not have

@@ -158,7 +158,7 @@ class LivePredictor:
     Args:
         predictor: The network.
         source: What :func:`ffn.serve.open_source` takes or, with options, returns.
-        window: Seconds of the stream that an answer is about: those of a clip in the training.
+        window: Seconds that an answer is about; for a causal network, of a clip in its training.
         step: Seconds of the stream from one answer to the next; default: half a window.
         frames: Number of input frames; default: those of ``predictor.latencies``, by the load.
         smooth: Time constant of averaged probabilities in seconds; 0: none.
@@ -270,7 +270,7 @@ class LivePredictor:
                 self._pace.wait_for(lambda: self._closed, seconds)
 
     def _add(self, frame: Frame, image: Callable[[], np.ndarray]) -> None:
-        """Keep a frame, unless it is late or before the next due, and give the network the window.
+        """Keep a frame, unless it is late or not yet due, and give the network the window.
 
         Windows that have waited too long for the network are dropped.
         """
